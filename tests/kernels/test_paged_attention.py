@@ -1,0 +1,161 @@
+"""Paged attention kernels against float64 attention over the gathered context."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trace_audit.attention.base import AttentionBatch, KVCache, LayerSpec
+from trace_audit.attention.eager import EagerAttention
+from trace_audit.attention.sdpa import SdpaAttention
+from trace_audit.attention.triton import TritonAttention
+
+BACKENDS = {"eager": EagerAttention, "sdpa": SdpaAttention, "triton": TritonAttention}
+
+
+def layer(heads=4, kv_heads=2, dim=16, value_dim=None, window=None, softcap=None) -> LayerSpec:
+    return LayerSpec(
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        key_dim=dim,
+        value_dim=value_dim or dim,
+        scale=dim**-0.5,
+        window=window,
+        softcap=softcap,
+    )
+
+
+def make_case(spec, query_lens, context_lens, block_size, dtype, device, seed=0):
+    """A cache with scattered blocks, NaN wherever no row's context lies."""
+    generator = torch.Generator().manual_seed(seed)
+    num_blocks = [-(-c // block_size) for c in context_lens]
+    order = torch.randperm(sum(num_blocks) + 3, generator=generator)
+    table = torch.zeros(len(query_lens), max(num_blocks), dtype=torch.int32)
+    cache = KVCache(
+        [spec], num_blocks=len(order), block_size=block_size, dtype=dtype, device=device
+    )
+    context = []
+    for row, (count, length) in enumerate(zip(num_blocks, context_lens, strict=True)):
+        table[row, :count] = order[:count]
+        order = order[count:]
+        key = torch.randn(length, spec.num_kv_heads, spec.key_dim, generator=generator)
+        value = torch.randn(length, spec.num_kv_heads, spec.value_dim, generator=generator)
+        key, value = key.to(dtype).to(device), value.to(dtype).to(device)
+        positions = torch.arange(length)
+        slots = table[row, positions // block_size].long() * block_size + positions % block_size
+        cache.write(0, key, value, slots.to(device))
+        context.append((key.double(), value.double()))
+    query = torch.randn(sum(query_lens), spec.num_heads, spec.key_dim, generator=generator)
+    query = query.to(dtype).to(device)
+    batch = AttentionBatch(
+        query_lens=torch.tensor(query_lens).numpy(),
+        context_lens=torch.tensor(context_lens).numpy(),
+        block_table=table.numpy(),
+        block_size=block_size,
+        kv_slots=torch.zeros(0, dtype=torch.long, device=device),
+        device=device,
+    )
+    return cache, query, batch, context
+
+
+def exact(spec, query, query_lens, context):
+    out, start = [], 0
+    for query_len, (key, value) in zip(query_lens, context, strict=True):
+        q = query[start : start + query_len].double().transpose(0, 1)
+        group = spec.num_heads // spec.num_kv_heads
+        k = key.transpose(0, 1).repeat_interleave(group, 0)
+        v = value.transpose(0, 1).repeat_interleave(group, 0)
+        scores = q @ k.transpose(1, 2) * spec.scale
+        if spec.softcap:
+            scores = spec.softcap * torch.tanh(scores / spec.softcap)
+        length = key.shape[0]
+        at = torch.arange(length - query_len, length, device=query.device)[:, None]
+        to = torch.arange(length, device=query.device)[None]
+        hidden = to > at
+        if spec.window:
+            hidden = hidden | (at - to >= spec.window)
+        out.append((scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v).transpose(0, 1))
+        start += query_len
+    return torch.cat(out)
+
+
+SPECS = {
+    "grouped": layer(),
+    "one-kv-head": layer(heads=9, kv_heads=3, dim=64),
+    "multi-head": layer(heads=2, kv_heads=2, dim=24),
+    "window": layer(window=5),
+    "softcap": layer(softcap=2.0),
+    "value-width": layer(dim=24, value_dim=16),
+}
+# Decode rows first: alone, on both sides of a block and a split, then chunks.
+SHAPES = {
+    "decode": ([1, 1, 1, 1], [1, 8, 9, 300]),
+    "split-edge": ([1, 1, 1], [255, 256, 257]),
+    "prefill": ([7, 70], [7, 70]),
+    "chunked": ([5, 33], [40, 97]),
+    "mixed": ([1, 1, 12], [17, 3, 12]),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("spec", SPECS)
+def test_float32_attention_against_float64(backend, spec, shape, device):
+    spec = SPECS[spec]
+    if backend == "sdpa" and spec.softcap is not None:
+        pytest.skip("sdpa refuses soft-capping")
+    query_lens, context_lens = SHAPES[shape]
+    cache, query, batch, context = make_case(
+        spec, query_lens, context_lens, 8, torch.float32, device
+    )
+    attention = BACKENDS[backend]()
+    attention.check(spec)
+    attention.prepare(batch)
+    got = attention.forward(query, cache.keys[0], cache.values[0], spec)
+    want = exact(spec, query, query_lens, context)
+    assert got.dtype == torch.float32
+    assert (got.double() - want).abs().max() < 5e-6
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_attention_within_its_own_rounding(backend, dtype, device):
+    spec = SPECS["grouped"]
+    query_lens, context_lens = SHAPES["mixed"]
+    cache, query, batch, context = make_case(spec, query_lens, context_lens, 8, dtype, device)
+    attention = BACKENDS[backend]()
+    attention.prepare(batch)
+    got = attention.forward(query, cache.keys[0], cache.values[0], spec)
+    want = exact(spec, query, query_lens, context)
+    assert got.dtype == dtype
+    # Outputs are at most 4 or so; scores, weights and outputs each round once or twice.
+    assert (got.double() - want).abs().max() < 16 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("backend", ["eager", "triton"])
+def test_a_row_does_not_depend_on_its_neighbours(backend, device):
+    spec = SPECS["window"]
+    lens = [300, 9, 40]
+    cache, query, batch, _ = make_case(spec, [1, 1, 1], lens, 8, torch.float32, device)
+    attention = BACKENDS[backend]()
+    attention.prepare(batch)
+    together = attention.forward(query, cache.keys[0], cache.values[0], spec)
+    for row in range(3):
+        alone = AttentionBatch(
+            query_lens=batch.query_lens[row : row + 1],
+            context_lens=batch.context_lens[row : row + 1],
+            block_table=batch.block_table[row : row + 1],
+            block_size=8,
+            kv_slots=batch.kv_slots,
+            device=device,
+        )
+        attention.prepare(alone)
+        got = attention.forward(query[row : row + 1], cache.keys[0], cache.values[0], spec)
+        assert torch.equal(got, together[row : row + 1])
+
+
+def test_sdpa_refuses_soft_capping():
+    from trace_audit.errors import ModelError
+
+    with pytest.raises(ModelError, match="soft-cap"):
+        SdpaAttention().check(SPECS["softcap"])

@@ -1,0 +1,153 @@
+"""Tiny random models, and engines over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    PreTrainedConfig,
+    Qwen3Config,
+)
+
+from trace_audit.config import EngineConfig
+from trace_audit.engine.build import BuiltEngine, build_engine
+from trace_audit.engine.request import Request, RequestOutput
+from trace_audit.engine.sampling_params import SamplingParams
+from trace_audit.models.loader import LoadedModel, load_model
+
+VOCABULARY = 512
+COMMON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 1024,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": 2,
+}
+
+
+def tiny_config(family: str) -> PreTrainedConfig:
+    """A config of "llama", "llama-tied", "qwen3", "gemma3" or "gemma2"."""
+    if family in ("llama", "llama-tied"):
+        return LlamaConfig(**COMMON, tie_word_embeddings=family == "llama-tied")
+    if family == "qwen3":
+        return Qwen3Config(**COMMON)
+    sliding = {"sliding_window": 24, "query_pre_attn_scalar": 16}
+    kinds = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+    if family == "gemma3":
+        return Gemma3TextConfig(**COMMON, **sliding, layer_types=kinds)
+    assert family == "gemma2"
+    return Gemma2Config(**COMMON, **sliding, layer_types=kinds)
+
+
+def save_tiny(directory: Path, family: str = "llama", seed: int = 0, scale: float = 1.5) -> Path:
+    """A seeded checkpoint whose distributions are neither flat nor one-hot."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(tiny_config(family), dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=scale / parameter.shape[-1] ** 0.5)
+    model.save_pretrained(directory)
+    return directory
+
+
+def engine_config(**changes: Any) -> EngineConfig:
+    """A resolved configuration for tiny models."""
+    values: dict[str, Any] = {
+        "device": "cpu",
+        "dtype": "float32",
+        "lm_head_dtype": "float32",
+        "attention_backend": "eager",
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+        "max_model_len": 128,
+        "block_size": 8,
+        "num_threads": 1,
+        "shard_size": 32,
+    }
+    return EngineConfig(**(values | changes))
+
+
+@dataclass(kw_only=True)
+class Harness:
+    """A loaded tiny model with an engine over it."""
+
+    loaded: LoadedModel
+    built: BuiltEngine
+    launches: list[tuple[int, ...]] = field(default_factory=list)
+
+    @classmethod
+    def make(
+        cls, directory: Path, device: torch.device, dtype: torch.dtype = torch.float32,
+        **changes: Any,
+    ) -> Harness:
+        loaded = load_model(directory, dtype=dtype, device=device, lm_head_dtype=dtype)
+        config = engine_config(device=device.type, **changes)
+        harness = cls(loaded=loaded, built=build_engine(loaded, config))
+        runner = harness.built.engine._runner
+        execute = runner.execute
+
+        def logged(scheduled: Any) -> Any:
+            harness.launches.append(tuple(s.num_tokens for s in scheduled))
+            return execute(scheduled)
+
+        runner.execute = logged  # type: ignore[method-assign]
+        return harness
+
+    def request(self, index: int, prompt: list[int], support: Any = None, **params: Any) -> Request:
+        return self.built.input_processor.process(
+            f"r{index}", prompt, SamplingParams(**params), index=index, support_token_ids=support
+        )
+
+    def run(self, requests: list[Request]) -> list[RequestOutput]:
+        return self.built.engine.run(requests)
+
+    def record(self, prompts: list[list[int]], max_tokens: int = 12, **params: Any):
+        params = {"ignore_eos": True, "max_tokens": max_tokens} | params
+        return self.run([self.request(i, p, **params) for i, p in enumerate(prompts)])
+
+    def replay(self, prompts: list[list[int]], outputs: list[RequestOutput], **params: Any):
+        return self.run(
+            [
+                self.request(
+                    i, p, o.support_token_ids, trace_decode_token_ids=o.token_ids.tolist(),
+                    **params,
+                )
+                for i, (p, o) in enumerate(zip(prompts, outputs, strict=True))
+            ]
+        )
+
+
+def random_prompts(lengths: list[int], seed: int = 0) -> list[list[int]]:
+    """Random token ids, one prompt a length."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.randint(3, VOCABULARY, (n,), generator=generator).tolist() for n in lengths
+    ]
+
+
+def differing_columns(a: list[RequestOutput], b: list[RequestOutput]) -> set[str]:
+    """Names of the columns in which two runs differ in any bit."""
+    names = set()
+    for left, right in zip(a, b, strict=True):
+        for name, value in vars(left).items():
+            other = getattr(right, name)
+            same = value == other if isinstance(value, str) else (
+                value.shape == other.shape and value.tobytes() == other.tobytes()
+            )
+            if not same:
+                names.add(name)
+    return names

@@ -1,0 +1,285 @@
+"""The attention protocol, the paged KV cache, and the object transformers models call."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import AttentionInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from trace_audit.errors import ModelError
+
+# Forward kwargs that carry no meaning for the attention of a causal decoder at inference.
+_IGNORED_KWARGS = frozenset(
+    {
+        "dropout", "is_causal", "position_ids", "cache_position", "use_cache", "output_attentions",
+        "output_hidden_states", "output_router_logits", "return_dict", "cu_seq_lens_q",
+        "cu_seq_lens_k", "max_length_q", "max_length_k", "position_embeddings",
+        "num_items_in_batch", "past_key_values",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSpec:
+    """Shapes and options of one layer's attention, as the model's own call states them.
+
+    Attributes:
+        num_heads, num_kv_heads: query heads and key/value heads.
+        key_dim, value_dim: widths of a key and a value head.
+        scale: factor on the query-key product.
+        window: a token sees itself and window - 1 tokens before it; None: all before it.
+        softcap: logits become softcap * tanh(logits / softcap); None: unchanged.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    scale: float
+    window: int | None
+    softcap: float | None
+
+    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Bytes of one token's key and value in this layer."""
+        return self.num_kv_heads * (self.key_dim + self.value_dim) * dtype.itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionBatch:
+    """What a launch looks like to attention. Rows are requests; decode rows come first.
+
+    Attributes:
+        query_lens: int64 [B] on the host, tokens of each row in this launch.
+        context_lens: int64 [B] on the host, tokens each row has once they are written.
+        block_table: int32 [B, max_blocks] on the host, rows padded by block 0.
+        block_size: tokens a block.
+        kv_slots: int64 [T] on the device, where each token's key and value go in the cache.
+        device: the device of the launch.
+    """
+
+    query_lens: npt.NDArray[np.int64]
+    context_lens: npt.NDArray[np.int64]
+    block_table: npt.NDArray[np.int32]
+    block_size: int
+    kv_slots: torch.Tensor
+    device: torch.device
+
+    @property
+    def num_decode_rows(self) -> int:
+        """Leading rows with a single token."""
+        return int((self.query_lens == 1).sum())
+
+
+class KVCache:
+    """Keys and values of every layer in blocks of tokens.
+
+    Attributes:
+        keys, values: per layer [num_blocks, block_size, num_kv_heads, head_dim].
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerSpec],
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        def cache(layer: LayerSpec, width: int) -> torch.Tensor:
+            shape = (num_blocks, block_size, layer.num_kv_heads, width)
+            # Zeros, not empty: padded rows of a gathered context are multiplied by probability 0,
+            # and 0 * NaN from stale memory would be NaN.
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.keys = [cache(layer, layer.key_dim) for layer in layers]
+        self.values = [cache(layer, layer.value_dim) for layer in layers]
+
+    def write(
+        self, layer: int, key: torch.Tensor, value: torch.Tensor, kv_slots: torch.Tensor
+    ) -> None:
+        """Store key and value [T, num_kv_heads, head_dim] at flat token slots int64 [T]."""
+        self.keys[layer].flatten(0, 1).index_copy_(0, kv_slots, key)
+        self.values[layer].flatten(0, 1).index_copy_(0, kv_slots, value)
+
+    def copy_out(self, block_ids: Sequence[int]) -> list[torch.Tensor]:
+        """Contents of the blocks on the host, bit for bit; one tensor a layer and side."""
+        index = torch.tensor(block_ids, device=self.keys[0].device)
+        return [cache[index].cpu() for cache in (*self.keys, *self.values)]
+
+    def copy_in(self, block_ids: Sequence[int], contents: Sequence[torch.Tensor]) -> None:
+        """Put what `copy_out` returned into other blocks."""
+        index = torch.tensor(block_ids, device=self.keys[0].device)
+        for cache, saved in zip((*self.keys, *self.values), contents, strict=True):
+            cache[index] = saved.to(cache.device)
+
+
+class AttentionBackend(Protocol):
+    """Attention of one launch, layer by layer."""
+
+    name: str
+
+    def check(self, layer: LayerSpec) -> None:
+        """Refuse a layer this backend cannot honour (ModelError)."""
+
+    def prepare(self, batch: AttentionBatch) -> None:
+        """Build what every layer of the launch shares."""
+
+    def forward(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: LayerSpec
+    ) -> torch.Tensor:
+        """Attend from query [T, num_heads, key_dim] to one layer's cache.
+
+        Returns:
+            [T, num_heads, value_dim] in the query's dtype.
+        """
+
+
+class PagedAttention:
+    """The attention function of one engine, registered with transformers under a unique name.
+
+    It holds the launch's metadata, so models need not pass anything through their forward.
+    """
+
+    _numbers = itertools.count()
+
+    def __init__(self) -> None:
+        self.name = f"trace_audit_{next(self._numbers)}"
+        self.layers: list[LayerSpec] = []
+        self._probed: dict[int, LayerSpec] | None = None
+        self._cache: KVCache | None = None
+        self._backend: AttentionBackend | None = None
+        self._batch: AttentionBatch | None = None
+        # No mask function is registered under this name, so transformers builds no mask.
+        AttentionInterface.register(self.name, self._attend)
+
+    def close(self) -> None:
+        """Take the name back from transformers."""
+        ALL_ATTENTION_FUNCTIONS._global_mapping.pop(self.name, None)
+
+    def probe(self, model: torch.nn.Module, num_layers: int) -> list[LayerSpec]:
+        """Learn every layer's shapes from a dry forward of two tokens.
+
+        Raises:
+            ModelError: a layer does not route its attention through the interface, or asks for
+                what no backend here computes.
+        """
+        self._probed = {}
+        device = next(model.parameters()).device
+        tokens = torch.zeros(1, 2, dtype=torch.long, device=device)
+        positions = torch.arange(2, device=device)[None]
+        with torch.inference_mode():
+            model(input_ids=tokens, position_ids=positions, use_cache=False)
+        probed, self._probed = self._probed, None
+        if sorted(probed) != list(range(num_layers)):
+            raise ModelError(
+                f"{type(model).__name__} sends {len(probed)} of its {num_layers} layers through "
+                "the attention interface of transformers",
+                hint="only decoders whose every layer does so can be audited",
+            )
+        self.layers = [probed[i] for i in range(num_layers)]
+        return self.layers
+
+    def bind(self, cache: KVCache, backend: AttentionBackend) -> None:
+        """Use this cache and backend from now on."""
+        for layer in self.layers:
+            backend.check(layer)
+        self._cache, self._backend = cache, backend
+
+    def prepare(self, batch: AttentionBatch) -> None:
+        """Set the launch that the next forward belongs to."""
+        assert self._backend is not None
+        self._batch = batch
+        self._backend.prepare(batch)
+
+    def _attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, None]:
+        if self._probed is not None:
+            spec = _layer_spec(query, key, value, scaling, sliding_window, softcap)
+            _refuse_unknown(module, attention_mask, kwargs)
+            _note(self._probed, module, spec)
+            shape = (1, query.shape[2], query.shape[1], value.shape[3])
+            return query.new_zeros(shape), None
+        assert self._cache is not None
+        assert self._backend is not None
+        assert self._batch is not None
+        index = int(module.layer_idx)  # type: ignore[arg-type]
+        self._cache.write(
+            index, key[0].transpose(0, 1), value[0].transpose(0, 1), self._batch.kv_slots
+        )
+        out = self._backend.forward(
+            query[0].transpose(0, 1),
+            self._cache.keys[index],
+            self._cache.values[index],
+            self.layers[index],
+        )
+        return out[None], None
+
+
+def _layer_spec(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float | None,
+    window: int | None,
+    softcap: float | None,
+) -> LayerSpec:
+    return LayerSpec(
+        num_heads=query.shape[1],
+        num_kv_heads=key.shape[1],
+        key_dim=key.shape[3],
+        value_dim=value.shape[3],
+        scale=float(query.shape[3] ** -0.5 if scaling is None else scaling),
+        window=None if window is None else int(window),
+        softcap=None if softcap is None else float(softcap),
+    )
+
+
+def _refuse_unknown(
+    module: torch.nn.Module, mask: torch.Tensor | None, kwargs: dict[str, Any]
+) -> None:
+    name = type(module).__name__
+    if mask is not None:
+        raise ModelError(f"{name} builds an attention mask of its own, which is not supported")
+    unknown = sorted(k for k, v in kwargs.items() if v is not None and k not in _IGNORED_KWARGS)
+    if unknown:
+        raise ModelError(
+            f"{name} asks its attention for {', '.join(unknown)}, which no backend here computes"
+        )
+
+
+def _note(probed: dict[int, LayerSpec], module: torch.nn.Module, spec: LayerSpec) -> None:
+    index = getattr(module, "layer_idx", None)
+    if not isinstance(index, int) or index in probed:
+        raise ModelError(f"{type(module).__name__} does not number its layers one by one")
+    probed[index] = spec
+
+
+def visible(positions: torch.Tensor, context_len: int, window: int | None) -> torch.Tensor:
+    """Which keys each query sees: bool [num_queries, context_len].
+
+    Args:
+        positions: int64 [num_queries], absolute positions of the queries.
+        context_len: keys, at positions 0..context_len - 1.
+        window: see `LayerSpec.window`.
+    """
+    distance = positions[:, None] - torch.arange(context_len, device=positions.device)
+    seen = distance >= 0
+    return seen if window is None else seen & (distance < window)

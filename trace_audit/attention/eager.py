@@ -1,0 +1,84 @@
+"""The reference backend: plain matmuls and a float32 softmax, one request at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from trace_audit.attention.base import AttentionBatch, LayerSpec, visible
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    tokens: slice  # the row's place in the flat batch
+    blocks: torch.Tensor  # int64 [num_blocks] of its context
+    context_len: int
+    positions: torch.Tensor  # int64 [query_len]
+
+
+class EagerAttention:
+    """Each row is computed by itself over its own length, so it cannot depend on its neighbours."""
+
+    name = "eager"
+
+    def __init__(self) -> None:
+        self._rows: list[_Row] = []
+
+    def check(self, layer: LayerSpec) -> None:
+        """Every layer is supported."""
+
+    def prepare(self, batch: AttentionBatch) -> None:
+        """Note each row's tokens, blocks and positions."""
+        table = torch.from_numpy(batch.block_table).to(batch.device).long()
+        self._rows = []
+        start = 0
+        for row, (query_len, context_len) in enumerate(
+            zip(batch.query_lens.tolist(), batch.context_lens.tolist(), strict=True)
+        ):
+            self._rows.append(
+                _Row(
+                    tokens=slice(start, start + query_len),
+                    blocks=table[row, : -(-context_len // batch.block_size)],
+                    context_len=context_len,
+                    positions=torch.arange(
+                        context_len - query_len, context_len, device=batch.device
+                    ),
+                )
+            )
+            start += query_len
+
+    def forward(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: LayerSpec
+    ) -> torch.Tensor:
+        """See `AttentionBackend.forward`."""
+        return torch.cat(
+            [
+                _attend(
+                    query[row.tokens],
+                    keys[row.blocks].flatten(0, 1)[: row.context_len],
+                    values[row.blocks].flatten(0, 1)[: row.context_len],
+                    visible(row.positions, row.context_len, layer.window),
+                    layer,
+                )
+                for row in self._rows
+            ]
+        )
+
+
+def _attend(
+    query: torch.Tensor,  # [Q, H, D]
+    key: torch.Tensor,  # [L, KV, D]
+    value: torch.Tensor,  # [L, KV, DV]
+    mask: torch.Tensor,  # bool [Q, L], true where a key is seen
+    layer: LayerSpec,
+) -> torch.Tensor:  # [Q, H, DV]
+    group = layer.num_heads // layer.num_kv_heads
+    key = key.transpose(0, 1).repeat_interleave(group, dim=0)
+    value = value.transpose(0, 1).repeat_interleave(group, dim=0)
+    scores = query.transpose(0, 1) @ key.transpose(1, 2) * layer.scale
+    if layer.softcap is not None:
+        scores = layer.softcap * torch.tanh(scores / layer.softcap)
+    scores = scores.masked_fill(~mask, float("-inf"))
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    return (weights @ value).transpose(0, 1)

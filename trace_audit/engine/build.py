@@ -1,0 +1,149 @@
+"""From a resolved configuration and a loaded model to an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from trace_audit.attention.base import AttentionBackend
+from trace_audit.attention.eager import EagerAttention
+from trace_audit.attention.sdpa import SdpaAttention
+from trace_audit.attention.triton import TritonAttention
+from trace_audit.config import EngineConfig
+from trace_audit.engine.engine import Engine
+from trace_audit.engine.input_processor import InputProcessor
+from trace_audit.engine.model_runner import ModelRunner, kv_block_bytes
+from trace_audit.errors import ConfigError
+from trace_audit.kernels import reference, token_stats
+from trace_audit.kernels.runtime import can_run_triton, kernel_mode
+from trace_audit.models.loader import LoadedModel
+
+_CPU_MEMORY_SHARE = 0.5  # of the free memory, for the KV cache
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltEngine:
+    """An engine and what it was made of.
+
+    Attributes:
+        engine: ready to run.
+        input_processor: makes its requests.
+        num_kv_blocks: blocks of the cache, fitted if the configuration said 0.
+        actual: what really runs, by part, for run.json.
+    """
+
+    engine: Engine
+    input_processor: InputProcessor
+    num_kv_blocks: int
+    actual: dict[str, str]
+
+
+def build_engine(loaded: LoadedModel, config: EngineConfig) -> BuiltEngine:
+    """Build an engine.
+
+    Args:
+        loaded: the model.
+        config: resolved: no "auto", no 0 but `num_kv_blocks`.
+
+    Raises:
+        ConfigError: the model or the machine cannot honour the configuration.
+    """
+    device = next(loaded.model.parameters()).device
+    if loaded.max_position is not None and config.max_model_len > loaded.max_position:
+        raise ConfigError(
+            f"sequences of {config.max_model_len} tokens exceed the model's context of "
+            f"{loaded.max_position}",
+            hint="shorten the prompts or lower --max-tokens",
+        )
+    num_blocks = config.num_kv_blocks or _fit_blocks(loaded, config, device)
+    backend = _backend(config.attention_backend, device)
+    # The vocabulary-wide kernels are far too slow interpreted; there they run only on request.
+    interpreted = device.type == "cpu" and config.attention_backend != "triton"
+    use_reference = interpreted or not can_run_triton(device)
+    runner = ModelRunner(
+        model=loaded.model,
+        attention=loaded.attention,
+        backend=backend,
+        statistics_kernels=reference if use_reference else token_stats,
+        vocabulary_size=loaded.vocabulary_size,
+        max_num_reqs=config.max_num_seqs,
+        max_model_len=config.max_model_len,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        enable_trace_replay=config.enable_trace_replay,
+    )
+    engine = Engine(
+        runner=runner,
+        num_blocks=num_blocks,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        swap=config.preemption == "swap",
+    )
+    return BuiltEngine(
+        engine=engine,
+        input_processor=InputProcessor(
+            vocabulary_size=loaded.vocabulary_size,
+            max_model_len=config.max_model_len,
+            eos_token_ids=loaded.eos_token_ids,
+            enable_trace_replay=config.enable_trace_replay,
+        ),
+        num_kv_blocks=num_blocks,
+        actual={
+            "device": str(device),
+            "attention_backend": backend.name,
+            "linear": loaded.linear,
+            "trace_replay_kernel": kernel_mode(device),
+            "token_statistics_kernel": "reference" if use_reference else kernel_mode(device),
+        },
+    )
+
+
+def _backend(name: str, device: torch.device) -> AttentionBackend:
+    if name == "eager":
+        return EagerAttention()
+    if name == "sdpa":
+        return SdpaAttention()
+    if name == "triton":
+        if not can_run_triton(device):
+            raise ConfigError(
+                f"attention_backend triton cannot run on {device.type} in this process",
+                hint='triton needs Linux; use attention_backend = "sdpa" or "eager"',
+            )
+        return TritonAttention()
+    raise ConfigError(f"attention_backend {name!r} is not one of eager, sdpa, triton")
+
+
+def _fit_blocks(loaded: LoadedModel, config: EngineConfig, device: torch.device) -> int:
+    """Enough blocks for every slot at full length, or as many as memory holds."""
+    per_sequence = -(-config.max_model_len // config.block_size)
+    wanted = config.max_num_seqs * per_sequence
+    dtype = next(loaded.model.parameters()).dtype
+    block_bytes = kv_block_bytes(loaded.layers, config.block_size, dtype)
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        budget = int(free - total * (1 - config.gpu_memory_utilization))
+    else:
+        budget = int(_available_memory() * _CPU_MEMORY_SHARE)
+    fitting = budget // block_bytes
+    if fitting < per_sequence:
+        raise ConfigError(
+            f"the free memory holds {max(0, fitting)} KV blocks and one sequence of "
+            f"{config.max_model_len} tokens needs {per_sequence}",
+            hint="use shorter sequences or a smaller dtype, or free some memory",
+        )
+    return min(wanted, fitting)
+
+
+def _available_memory() -> int:
+    """Bytes the host could still give without swapping."""
+    import os
+
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except FileNotFoundError:
+        pass
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,139 @@
+"""The engine: schedule a launch, run it, commit its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from trace_audit.engine.block_pool import BlockPool
+from trace_audit.engine.model_runner import ModelRunner, StepOutput
+from trace_audit.engine.outputs import OutputBuffer
+from trace_audit.engine.request import Request, RequestOutput
+from trace_audit.engine.scheduler import Counters, Scheduler
+from trace_audit.errors import RequestError, RunFailedError
+
+_MAX_STEPS_AHEAD = 64
+
+
+class Engine:
+    """Decodes requests with continuous batching over a paged KV cache.
+
+    Args:
+        runner: the model and all device state.
+        num_blocks: KV blocks.
+        max_num_seqs, max_num_batched_tokens, swap: see `Scheduler`.
+    """
+
+    def __init__(
+        self,
+        *,
+        runner: ModelRunner,
+        num_blocks: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        swap: bool,
+    ) -> None:
+        self._runner = runner
+        self._num_blocks = num_blocks
+        self._scheduler = Scheduler(
+            pool=BlockPool(num_blocks, runner.block_size),
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            swap=swap,
+            hooks=runner,
+        )
+        self._outputs = OutputBuffer()
+
+    @property
+    def counters(self) -> Counters:
+        """What happened since the engine was made."""
+        return self._scheduler.counters
+
+    def run(
+        self, requests: Sequence[Request], on_tokens: Callable[[int], None] | None = None
+    ) -> list[RequestOutput]:
+        """Run requests to their end and drain the engine.
+
+        Args:
+            requests: from `InputProcessor`, unique ids; they are scheduled in this order.
+            on_tokens: told how many tokens each step committed.
+
+        Returns:
+            One output a request, in the order given.
+
+        Raises:
+            RequestError: two requests share an id, or one can never fit the KV cache.
+            RunFailedError: a replay did not commit its trace.
+        """
+        if not requests:
+            return []
+        self._check(requests)
+        for request in requests:
+            self._scheduler.add(request)
+        with torch.inference_mode():
+            while self._scheduler.has_work:
+                committed = self.step()
+                if on_tokens is not None:
+                    on_tokens(committed)
+            outputs = self._outputs.collect(list(requests))
+        _check_replays(requests, outputs)
+        return outputs
+
+    def step(self) -> int:
+        """One launch; returns the tokens it committed."""
+        scheduled = self._scheduler.schedule()
+        output = self._runner.execute(scheduled)
+        return self._commit(output)
+
+    def _commit(self, output: StepOutput) -> int:
+        batch = output.batch
+        self._outputs.add(output)
+        tokens = self._committed_tokens(output)
+        for scheduled in batch.scheduled:
+            scheduled.request.num_computed_tokens += scheduled.num_tokens
+        for row, token in zip(batch.committed, tokens, strict=True):
+            request = batch.scheduled[row].request
+            request.commit(token)
+            if request.finish_reason is not None:
+                self._scheduler.finish(request)
+                self._runner.release(request)
+        return len(tokens)
+
+    def _committed_tokens(self, output: StepOutput) -> list[int]:
+        """The step's tokens: from the traces if all rows have one, else read from the device.
+
+        A replay's schedule depends on lengths alone, so the host runs ahead of the device; a
+        free request's end is known only by its token.
+        """
+        batch = output.batch
+        requests = [batch.scheduled[row].request for row in batch.committed]
+        if all(r.trace is not None for r in requests):
+            if self.counters.steps % _MAX_STEPS_AHEAD == 0 and output.tokens.is_cuda:
+                torch.cuda.current_stream().synchronize()
+            return [r.trace[len(r.output_token_ids)] for r in requests if r.trace is not None]
+        return output.tokens[batch.committed_rows].tolist()  # type: ignore[no-any-return]
+
+    def _check(self, requests: Sequence[Request]) -> None:
+        if len({r.request_id for r in requests}) != len(requests):
+            raise RequestError("two requests have the same id", hint="ids must be unique")
+        block_size = self._runner.block_size
+        for request in requests:
+            longest = request.prompt_len + request.params.max_tokens
+            needed = -(-longest // block_size)
+            if needed > self._num_blocks:
+                raise RequestError(
+                    f"request {request.request_id} needs {needed} KV blocks for {longest} tokens, "
+                    f"and the cache has num_kv_blocks={self._num_blocks}",
+                    hint=f"set num_kv_blocks to {needed} or more",
+                )
+
+
+def _check_replays(requests: Sequence[Request], outputs: Sequence[RequestOutput]) -> None:
+    """The device's tokens are the evidence: the host only assumed the trace was forced."""
+    for request, output in zip(requests, outputs, strict=True):
+        if request.trace is not None and output.token_ids.tolist() != list(request.trace):
+            raise RunFailedError(
+                f"the replay of {request.request_id} did not commit its trace",
+                hint="this is a bug: please report it with the configuration",
+            )

@@ -1,0 +1,144 @@
+"""Forward, sampling and statistics of one launch; owns every tensor that outlives a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from trace_audit.attention.base import AttentionBackend, KVCache, LayerSpec, PagedAttention
+from trace_audit.engine.batch import Batch, build_batch
+from trace_audit.engine.request import Request
+from trace_audit.engine.request_state import RequestState
+from trace_audit.engine.sampler import Sampler, SamplingInputs
+from trace_audit.engine.scheduler import ScheduledRequest
+from trace_audit.engine.token_statistics import StatisticsKernels, TokenStatistics
+from trace_audit.engine.trace_replay import TraceReplayState
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOutput:
+    """What a launch left on the device.
+
+    Attributes:
+        batch: the launch.
+        tokens: int64 [B], sampled or overwritten.
+        statistics: of all B rows.
+    """
+
+    batch: Batch
+    tokens: torch.Tensor
+    statistics: TokenStatistics
+
+
+class ModelRunner:
+    """Runs launches of one model.
+
+    Args:
+        model: a causal language model whose attention is `attention`.
+        attention: the paged attention the model was loaded with, probed.
+        backend: attention backend.
+        statistics_kernels: the two vocabulary passes.
+        vocabulary_size: width of the logits.
+        max_num_reqs: request slots.
+        max_model_len: longest sequence.
+        num_blocks, block_size: the KV cache.
+        enable_trace_replay: whether state for traces exists.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: torch.nn.Module,
+        attention: PagedAttention,
+        backend: AttentionBackend,
+        statistics_kernels: StatisticsKernels,
+        vocabulary_size: int,
+        max_num_reqs: int,
+        max_model_len: int,
+        num_blocks: int,
+        block_size: int,
+        enable_trace_replay: bool,
+    ) -> None:
+        parameter = next(model.parameters())
+        self.device = parameter.device
+        self.block_size = block_size
+        self._model = model
+        self._attention = attention
+        self.kv_cache = KVCache(
+            attention.layers,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            dtype=parameter.dtype,
+            device=self.device,
+        )
+        attention.bind(self.kv_cache, backend)
+        self.request_state = RequestState(max_num_reqs, max_model_len, self.device)
+        self.trace_replay = (
+            TraceReplayState(max_num_reqs, self.device) if enable_trace_replay else None
+        )
+        self._sampler = Sampler(
+            vocabulary_size=vocabulary_size,
+            device=self.device,
+            kernels=statistics_kernels,
+            trace_replay=self.trace_replay,
+        )
+        self._swapped: dict[str, list[torch.Tensor]] = {}
+
+    def execute(self, scheduled: Sequence[ScheduledRequest]) -> StepOutput:
+        """Run one launch; nothing here waits for the device."""
+        self._apply_staged_writes()
+        batch = build_batch(scheduled, block_size=self.block_size, device=self.device)
+        logits = self._forward(batch)
+        requests = [s.request for s in scheduled]
+        tokens, statistics = self._sampler(
+            logits, SamplingInputs.of(requests, self.device), batch.idx_mapping, self.request_state
+        )
+        rows = batch.committed_rows
+        self.request_state.append_tokens(batch.idx_mapping.long()[rows], tokens[rows])
+        return StepOutput(batch=batch, tokens=tokens, statistics=statistics)
+
+    def admit(self, request: Request) -> None:
+        """Give the request a slot and, if it was swapped out, its KV back."""
+        self.request_state.add_request(request)
+        if self.trace_replay is not None:
+            self.trace_replay.add_request(request)
+        contents = self._swapped.pop(request.request_id, None)
+        if contents is not None:
+            self.kv_cache.copy_in(request.block_ids[: contents[0].shape[0]], contents)
+
+    def evict(self, request: Request, *, swap: bool) -> None:
+        """Take the request's slot; with `swap` keep its KV on the host."""
+        if swap:
+            self._swapped[request.request_id] = self.kv_cache.copy_out(request.block_ids)
+        self.release(request)
+
+    def release(self, request: Request) -> None:
+        """Free the slot of a finished or evicted request."""
+        if self.trace_replay is not None:
+            self.trace_replay.remove_request(request)
+        self.request_state.remove_request(request)
+
+    def _apply_staged_writes(self) -> None:
+        self.request_state.apply_staged_writes()
+        if self.trace_replay is not None:
+            self.trace_replay.apply_staged_writes()
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        """Logits of each row's last token, [B, V]."""
+        self._attention.prepare(batch.attention)
+        input_ids = self.request_state.gather_input_ids(batch.token_slots, batch.positions)
+        output = self._model(
+            input_ids=input_ids[None],
+            position_ids=batch.positions[None],
+            use_cache=False,
+            logits_to_keep=batch.last_tokens,
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+
+def kv_block_bytes(layers: Sequence[LayerSpec], block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one KV block over all layers."""
+    return block_size * sum(layer.kv_bytes_per_token(dtype) for layer in layers)

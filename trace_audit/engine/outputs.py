@@ -1,0 +1,96 @@
+"""Statistics kept on the device while requests run, and brought back in bulk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trace_audit.engine.model_runner import StepOutput
+from trace_audit.engine.request import Request, RequestOutput
+from trace_audit.engine.token_statistics import TokenStatistics
+
+_FIELDS = tuple(f.name for f in fields(TokenStatistics))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """Where one committed token came from."""
+
+    request_id: str
+    position: int
+    launch_tokens: int
+    launch_requests: int
+    chunk_start: int
+    is_prefill: bool
+
+
+class OutputBuffer:
+    """Collects committed rows step by step; `collect` is the only place that waits."""
+
+    def __init__(self) -> None:
+        self._rows: list[_Row] = []
+        self._steps: list[dict[str, torch.Tensor]] = []
+
+    def add(self, output: StepOutput) -> None:
+        """Keep the committed rows of a launch. Called before the tokens are committed."""
+        batch = output.batch
+        if not batch.committed:
+            return
+        for row in batch.committed:
+            scheduled = batch.scheduled[row]
+            request = scheduled.request
+            self._rows.append(
+                _Row(
+                    request_id=request.request_id,
+                    position=request.total_len,
+                    launch_tokens=batch.num_tokens,
+                    launch_requests=len(batch.scheduled),
+                    chunk_start=scheduled.chunk_start,
+                    is_prefill=scheduled.num_tokens > 1 or scheduled.chunk_start < request.prompt_len,
+                )
+            )
+        tensors = {name: getattr(output.statistics, name) for name in _FIELDS}
+        tensors["token_ids"] = output.tokens
+        if len(batch.committed) < len(batch.scheduled):
+            tensors = {name: t[batch.committed_rows] for name, t in tensors.items()}
+        self._steps.append(tensors)
+
+    def collect(self, requests: list[Request]) -> list[RequestOutput]:
+        """Bring everything to the host, one output a request, and empty the buffer."""
+        columns = {
+            name: torch.cat([step[name] for step in self._steps]).cpu().numpy()
+            for name in self._steps[0]
+        }
+        rows_of: dict[str, list[int]] = {r.request_id: [] for r in requests}
+        for i, row in enumerate(self._rows):
+            rows_of[row.request_id].append(i)
+        outputs = [self._output(r, columns, np.array(rows_of[r.request_id])) for r in requests]
+        self._rows, self._steps = [], []
+        return outputs
+
+    def _output(
+        self, request: Request, columns: dict[str, npt.NDArray[np.generic]],
+        index: npt.NDArray[np.int64],
+    ) -> RequestOutput:
+        rows = [self._rows[i] for i in index]
+
+        def ints(name: str) -> npt.NDArray[np.int32]:
+            return np.array([getattr(row, name) for row in rows], dtype=np.int32)
+
+        assert request.finish_reason is not None
+        values = {name: column[index] for name, column in columns.items()}
+        for name in ("token_ids", "rank", "tie_count", "top_token_ids", "support_token_ids"):
+            values[name] = values[name].astype(np.int32)
+        return RequestOutput(
+            request_id=request.request_id,
+            finish_reason=request.finish_reason,
+            position=ints("position"),
+            launch_tokens=ints("launch_tokens"),
+            launch_requests=ints("launch_requests"),
+            chunk_start=ints("chunk_start"),
+            is_prefill=np.array([row.is_prefill for row in rows]),
+            **values,  # type: ignore[arg-type]
+        )

@@ -1,0 +1,184 @@
+"""Sample, overwrite by the trace, and score the forced token from the untouched logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trace_audit.engine import token_statistics as stats
+from trace_audit.engine.buffers import to_device
+from trace_audit.engine.draws import draw_ids, uniforms
+from trace_audit.engine.request import Request
+from trace_audit.engine.request_state import RequestState
+from trace_audit.engine.token_statistics import (
+    SUPPORT_TAIL_DRAWS,
+    SUPPORT_TOP_K,
+    StatisticsKernels,
+    TokenStatistics,
+)
+from trace_audit.engine.trace_replay import TraceReplayState
+from trace_audit.kernels.partials import VocabularyPartials
+
+_SAMPLING_DRAW = SUPPORT_TAIL_DRAWS  # draw number after those of the tail
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingInputs:
+    """What the rows of a launch ask of the sampler.
+
+    Attributes:
+        temperatures: float32 [B] on the device; None: every row is greedy.
+        uniforms: float64 [B, SUPPORT_TAIL_DRAWS + 1] on the device; None: nothing is drawn.
+        support: int32 [B, SUPPORT_TOP_K + SUPPORT_TAIL_DRAWS] on the device, given ids; None: no
+            row has any.
+        has_support: bool [B] on the device; None: every row has given ids, or none has.
+    """
+
+    temperatures: torch.Tensor | None
+    uniforms: torch.Tensor | None
+    support: torch.Tensor | None
+    has_support: torch.Tensor | None
+
+    @classmethod
+    def of(cls, requests: Sequence[Request], device: torch.device) -> SamplingInputs:
+        """Gather the rows' parameters at their current step."""
+        temperatures = np.array([r.params.temperature for r in requests], dtype=np.float32)
+        given = np.array([r.support_token_ids is not None for r in requests])
+        sampled = bool((temperatures > 0).any())
+        draws = None
+        if sampled or not given.all():
+            draws = uniforms(
+                [r.params.seed for r in requests],
+                [r.index for r in requests],
+                [len(r.output_token_ids) for r in requests],
+                SUPPORT_TAIL_DRAWS + 1,
+            )
+        mixed = bool(given.any()) and not given.all()
+        return cls(
+            temperatures=to_device(temperatures, device) if sampled else None,
+            uniforms=None if draws is None else to_device(draws, device),
+            support=to_device(_support_rows(requests), device) if given.any() else None,
+            has_support=to_device(given, device) if mixed else None,
+        )
+
+
+class Sampler:
+    """The last stage of a step.
+
+    Args:
+        vocabulary_size: width of the logits.
+        device: their device.
+        kernels: the two vocabulary passes.
+        trace_replay: None where `enable_trace_replay` is false.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocabulary_size: int,
+        device: torch.device,
+        kernels: StatisticsKernels,
+        trace_replay: TraceReplayState | None,
+    ) -> None:
+        self._multipliers = stats.odd_multipliers(vocabulary_size, device)
+        self._kernels = kernels
+        self._trace_replay = trace_replay
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        inputs: SamplingInputs,
+        idx_mapping: torch.Tensor,
+        state: RequestState,
+    ) -> tuple[torch.Tensor, TokenStatistics]:
+        """One step's tokens and their statistics.
+
+        Args:
+            logits: [B, V]; never written to.
+            inputs: the rows' parameters.
+            idx_mapping: int32 [B], batch row -> request slot.
+            state: the request rows.
+
+        Returns:
+            int64 [B] tokens, the trace's where a row replays one; the statistics of those tokens.
+        """
+        partials = self._kernels.vocabulary_partials(logits, self._multipliers)
+        sampled = self._sample(logits, partials, inputs)
+        if self._trace_replay is not None:
+            self._trace_replay.apply_trace(sampled, idx_mapping, state)
+        return sampled, self._score(logits, partials, sampled, inputs)
+
+    def _sample(
+        self, logits: torch.Tensor, partials: VocabularyPartials, inputs: SamplingInputs
+    ) -> torch.Tensor:
+        greedy = stats.top_ids(logits, partials.maximum, 1)[:, 0]
+        if inputs.temperatures is None:
+            return greedy
+        assert inputs.uniforms is not None
+        hot = inputs.temperatures > 0
+        scaled = logits.float() / torch.where(hot, inputs.temperatures, 1.0)[:, None]
+        partials = self._kernels.vocabulary_partials(scaled, self._multipliers)
+        maximum, _ = stats.log_normalizer(partials)
+        nothing = torch.full((len(scaled), 1), -1, device=logits.device)
+        mass = stats.chunk_masses(scaled, partials, maximum, nothing)
+        uniform = inputs.uniforms[:, _SAMPLING_DRAW:]
+        drawn = draw_ids(scaled, maximum, mass, nothing, uniform)[:, 0]
+        return torch.where(hot & (drawn >= 0), drawn, greedy)
+
+    def _score(
+        self,
+        logits: torch.Tensor,
+        partials: VocabularyPartials,
+        tokens: torch.Tensor,
+        inputs: SamplingInputs,
+    ) -> TokenStatistics:
+        row_maximum, logsumexp = stats.log_normalizer(partials)
+        finite = logsumexp.isfinite()
+        support = inputs.support
+        num_top = stats.NUM_TOP if inputs.uniforms is None else SUPPORT_TOP_K
+        top = stats.top_ids(logits, partials.maximum, num_top)
+        excluded = top.int() if support is None else support[:, :SUPPORT_TOP_K]
+        if inputs.has_support is not None:
+            excluded = torch.where(inputs.has_support[:, None], excluded, top.int())
+        counts = self._kernels.token_counts(logits, tokens)
+        tail = stats.chunk_masses(logits, partials, row_maximum, excluded)
+        if support is None or inputs.has_support is not None:
+            assert inputs.uniforms is not None
+            uniform = inputs.uniforms[:, :SUPPORT_TAIL_DRAWS]
+            tail_ids = draw_ids(logits, row_maximum, tail, excluded.long(), uniform)
+            own = torch.cat([excluded, tail_ids.int()], dim=1)
+            own = torch.where(finite[:, None], own, -1)
+            support = (
+                own
+                if support is None or inputs.has_support is None
+                else torch.where(inputs.has_support[:, None], support, own)
+            )
+        rank = counts.num_greater.sum(-1, dtype=torch.int32) + 1
+        ties = counts.num_equal.sum(-1, dtype=torch.int32) - 1
+        top = top[:, : stats.NUM_TOP].int()
+        return TokenStatistics(
+            logprob=stats.logprobs_at(logits, logsumexp, tokens[:, None])[:, 0],
+            rank=torch.where(finite, rank, 0),
+            tie_count=torch.where(finite, ties, 0),
+            entropy=stats.entropy(partials, row_maximum),
+            logsumexp=logsumexp,
+            top_token_ids=top,
+            top_logprobs=stats.logprobs_at(logits, logsumexp, top),
+            support_token_ids=support,
+            support_logprobs=stats.logprobs_at(logits, logsumexp, support),
+            log_tail_mass=tail.sum(-1).log() + (row_maximum - logsumexp),
+            logits_hash=partials.bits.sum(-1),
+        )
+
+
+def _support_rows(requests: Sequence[Request]) -> npt.NDArray[np.int32]:
+    """Each row's given support at its current step; -1 for a row without."""
+    rows = np.full((len(requests), SUPPORT_TOP_K + SUPPORT_TAIL_DRAWS), -1, dtype=np.int32)
+    for row, request in enumerate(requests):
+        if request.support_token_ids is not None:
+            rows[row] = request.support_token_ids[len(request.output_token_ids)]
+    return rows

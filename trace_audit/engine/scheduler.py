@@ -1,0 +1,144 @@
+"""Which requests get how many tokens in the next launch."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from trace_audit.engine.block_pool import BlockPool
+from trace_audit.engine.request import Request
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduledRequest:
+    """One request's share of a launch: `num_tokens` from position `chunk_start` on."""
+
+    request: Request
+    chunk_start: int
+    num_tokens: int
+
+    @property
+    def commits(self) -> bool:
+        """Whether the launch reaches the request's last token, so that its sample counts."""
+        return self.chunk_start + self.num_tokens == self.request.total_len
+
+
+@dataclass(kw_only=True)
+class Counters:
+    """What happened while scheduling, for run.json."""
+
+    steps: int = 0
+    preemptions: int = 0
+    swapped_blocks: int = 0
+    recomputed_tokens: int = 0
+
+
+class SchedulerHooks(Protocol):
+    """What admission and preemption mean to the owner of device state."""
+
+    def admit(self, request: Request) -> None:
+        """Give the request a slot; restore its swapped blocks if it has any."""
+
+    def evict(self, request: Request, *, swap: bool) -> None:
+        """Take the slot away; keep the blocks' contents on the host if `swap`."""
+
+
+@dataclass(kw_only=True)
+class Scheduler:
+    """Continuous batching in arrival order, with chunked prefill and preemption.
+
+    The schedule is a pure function of prompt lengths, output lengths and these settings: the
+    latest arrival is preempted when blocks run out, and comes back first.
+
+    Attributes:
+        pool: the KV blocks.
+        max_num_seqs: most requests in a launch.
+        max_num_batched_tokens: most tokens in a launch.
+        swap: whether preempted requests keep their KV (else it is recomputed).
+        hooks: told of admissions and preemptions.
+    """
+
+    pool: BlockPool
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    swap: bool
+    hooks: SchedulerHooks
+    waiting: deque[Request] = field(default_factory=deque)
+    running: list[Request] = field(default_factory=list)
+    counters: Counters = field(default_factory=Counters)
+
+    def add(self, request: Request) -> None:
+        """Queue a request behind those already waiting."""
+        self.waiting.append(request)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is unfinished."""
+        return bool(self.waiting or self.running)
+
+    def schedule(self) -> list[ScheduledRequest]:
+        """Choose the next launch: decode rows first, then prefill chunks, each in arrival order."""
+        self.counters.steps += 1
+        scheduled, preempted = self._schedule_running()
+        if not preempted:
+            used = sum(s.num_tokens for s in scheduled)
+            scheduled += self._admit_waiting(self.max_num_batched_tokens - used)
+        assert scheduled, "nothing could be scheduled: one request must always fit the cache"
+        return sorted(scheduled, key=lambda s: s.num_tokens > 1)
+
+    def finish(self, request: Request) -> None:
+        """Forget a finished request and free its blocks."""
+        self.running.remove(request)
+        self.pool.release(request.block_ids)
+
+    def _schedule_running(self) -> tuple[list[ScheduledRequest], bool]:
+        scheduled: list[ScheduledRequest] = []
+        budget = self.max_num_batched_tokens
+        preempted = False
+        for request in list(self.running):
+            if request not in self.running or budget == 0:
+                continue
+            num_tokens = min(request.num_uncomputed_tokens, budget)
+            needed = request.num_computed_tokens + num_tokens
+            while not self.pool.can_grow(request.block_ids, needed):
+                victim = self.running[-1]
+                self._preempt(victim)
+                preempted = True
+                if victim is request:
+                    break
+            else:
+                scheduled.append(self._take(request, num_tokens))
+                budget -= num_tokens
+        return scheduled, preempted
+
+    def _admit_waiting(self, budget: int) -> list[ScheduledRequest]:
+        scheduled: list[ScheduledRequest] = []
+        while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
+            request = self.waiting[0]
+            num_tokens = min(request.num_uncomputed_tokens, budget)
+            if not self.pool.can_grow(request.block_ids, request.num_computed_tokens + num_tokens):
+                break
+            self.waiting.popleft()
+            scheduled.append(self._take(request, num_tokens))
+            self.hooks.admit(request)
+            self.running.append(request)
+            budget -= num_tokens
+        return scheduled
+
+    def _take(self, request: Request, num_tokens: int) -> ScheduledRequest:
+        chunk_start = request.num_computed_tokens
+        self.pool.grow(request.block_ids, chunk_start + num_tokens)
+        return ScheduledRequest(request=request, chunk_start=chunk_start, num_tokens=num_tokens)
+
+    def _preempt(self, victim: Request) -> None:
+        self.running.remove(victim)
+        self.hooks.evict(victim, swap=self.swap)
+        self.counters.preemptions += 1
+        if self.swap:
+            self.counters.swapped_blocks += len(victim.block_ids)
+        else:
+            self.counters.recomputed_tokens += victim.num_computed_tokens
+            victim.num_computed_tokens = 0
+        self.pool.release(victim.block_ids)
+        self.waiting.appendleft(victim)

@@ -1,0 +1,1 @@
+"""Triton kernels, and the plain-torch references that define what each computes."""

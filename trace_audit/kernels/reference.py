@@ -1,0 +1,82 @@
+"""Plain-torch references: the same signatures as the kernels, written to be read."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import pad
+
+from trace_audit.kernels.partials import CHUNK, TokenCounts, VocabularyPartials, num_chunks
+
+_ROWS_AT_ONCE = 8
+
+
+def apply_trace_tokens(
+    sampled: torch.Tensor,
+    idx_mapping: torch.Tensor,
+    all_token_ids: torch.Tensor,
+    trace_len: torch.Tensor,
+    total_len: torch.Tensor,
+    prompt_len: torch.Tensor,
+) -> None:
+    """See `trace_audit.kernels.trace_replay.apply_trace_tokens`."""
+    device = sampled.device
+    real = idx_mapping >= 0
+    slot = idx_mapping.clamp(min=0).long()
+    step = total_len[slot] - prompt_len.to(device)[slot]
+    replayed = real & (step >= 0) & (step < trace_len.to(device)[slot])
+    column = (prompt_len.to(device)[slot] + step).long()
+    # Rows that are not replayed read their own column 0, and the value is thrown away.
+    token = all_token_ids[slot, torch.where(replayed, column, torch.zeros_like(column))]
+    sampled.copy_(torch.where(replayed, token.long(), sampled))
+
+
+def scatter_values(out: torch.Tensor, destinations: torch.Tensor, values: torch.Tensor) -> None:
+    """See `trace_audit.kernels.trace_replay.scatter_values`."""
+    out.view(-1)[destinations] = values
+
+
+def vocabulary_partials(logits: torch.Tensor, multipliers: torch.Tensor) -> VocabularyPartials:
+    """See `trace_audit.kernels.token_stats.vocabulary_partials`."""
+    factors = _chunked(multipliers[None], 0)
+    # A few rows at a time stay in cache: a quarter of the time of all rows at once.
+    parts = [_vocabulary_rows(rows, factors) for rows in logits.split(_ROWS_AT_ONCE)]
+    return VocabularyPartials(
+        **{name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    )
+
+
+def _vocabulary_rows(logits: torch.Tensor, factors: torch.Tensor) -> dict[str, torch.Tensor]:
+    x = _chunked(logits.float(), float("-inf"))
+    maximum = x.amax(-1)
+    maximum = torch.where(maximum.isnan(), float("-inf"), maximum)
+    shift = x - torch.where(maximum == float("-inf"), 0.0, maximum)[..., None]
+    e = shift.exp()
+    # exp(-inf) * -inf would be NaN; exp(-200) is 0 in float32, and so is what it adds.
+    weighted = e * shift.clamp_(min=-200.0)
+    bits = x.view(torch.int32).long().mul_(factors)
+    return {
+        "maximum": maximum,
+        "sum_exp": e.sum(-1),
+        "sum_exp_x": weighted.sum(-1),
+        "bits": bits.sum(-1),
+    }
+
+
+def token_counts(logits: torch.Tensor, tokens: torch.Tensor) -> TokenCounts:
+    """See `trace_audit.kernels.token_stats.token_counts`."""
+    # NaN compares false, so the padding is never counted.
+    x = _chunked(logits.float(), float("nan"))
+    y = logits.gather(1, tokens[:, None]).float()[..., None]
+    # Comparisons into floats: their sums are exact, and far faster than sums of booleans.
+    hits = torch.empty_like(x)
+    num_greater = torch.gt(x, y, out=hits).sum(-1).int()
+    num_equal = torch.eq(x, y, out=hits).sum(-1).int()
+    return TokenCounts(num_greater=num_greater, num_equal=num_equal)
+
+
+def _chunked(values: torch.Tensor, fill: float) -> torch.Tensor:
+    """[B, V] -> [B, C, CHUNK], the last chunk filled up."""
+    missing = num_chunks(values.shape[1]) * CHUNK - values.shape[1]
+    if missing:
+        values = pad(values, (0, missing), value=fill)
+    return values.unflatten(1, (-1, CHUNK))

@@ -1,0 +1,39 @@
+"""Where a Triton kernel can run: compiled on CUDA, interpreted on a CPU, or not at all."""
+
+from __future__ import annotations
+
+import torch
+
+try:
+    import triton
+    from triton import knobs
+except ImportError:  # no triton on this platform (macOS): references run, and the run says so
+    triton = None
+
+
+def triton_version() -> str | None:
+    """Version of triton, or None where it is not installed."""
+    return None if triton is None else str(triton.__version__)
+
+
+def is_interpreted() -> bool:
+    """Whether Triton kernels run in Triton's interpreter (TRITON_INTERPRET=1 before its import)."""
+    return triton is not None and bool(knobs.runtime.interpret)
+
+
+def can_run_triton(device: torch.device) -> bool:
+    """Whether a Triton kernel can take tensors of `device` in this process.
+
+    A compiled kernel takes CUDA tensors only, an interpreted one is meant for CPU tensors only;
+    a process is one or the other, since Triton decides when a kernel is defined.
+    """
+    if triton is None:
+        return False
+    return is_interpreted() if device.type == "cpu" else not is_interpreted()
+
+
+def kernel_mode(device: torch.device) -> str:
+    """What the small kernels run as on `device`: "triton", "triton-interpreted" or "reference"."""
+    if not can_run_triton(device):
+        return "reference"
+    return "triton-interpreted" if device.type == "cpu" else "triton"

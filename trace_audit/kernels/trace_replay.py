@@ -1,0 +1,130 @@
+"""The overwrite of sampled tokens by the trace, and the scatter behind staged row writes.
+
+Both kernels are written over a vector of batch rows, not one program a row: under Triton's
+interpreter a program costs far more than a lane does. The trace has no storage of its own: it is
+the unconsumed tail of the request's row of `all_token_ids`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trace_audit.kernels import reference
+from trace_audit.kernels.runtime import can_run_triton, triton
+
+if triton is not None:
+    from triton import language as tl
+
+_ROWS_PER_PROGRAM = 256
+_VALUES_PER_PROGRAM = 1024
+_VALUES_PER_PROGRAM_INTERPRETED = 65536
+
+
+def apply_trace_tokens(
+    sampled: torch.Tensor,
+    idx_mapping: torch.Tensor,
+    all_token_ids: torch.Tensor,
+    trace_len: torch.Tensor,
+    total_len: torch.Tensor,
+    prompt_len: torch.Tensor,
+) -> None:
+    """Overwrite each replayed row's sampled token by its trace's token, in place.
+
+    For batch row b with slot s = idx_mapping[b] and step = total_len[s] - prompt_len[s], the token
+    becomes all_token_ids[s, prompt_len[s] + step] where s >= 0 and 0 <= step < trace_len[s];
+    any other row keeps what was sampled. The step comes from device state alone.
+
+    Args:
+        sampled: int64 [num_reqs], in place.
+        idx_mapping: int32 [num_reqs], batch row -> request slot, -1 for padding.
+        all_token_ids: int32 [max_num_reqs, max_model_len], rows contiguous.
+        trace_len: int32 [max_num_reqs], 0 for a request without a trace.
+        total_len: int32 [max_num_reqs], prompt and committed output tokens.
+        prompt_len: int32 [max_num_reqs].
+
+    `trace_len` and `prompt_len` may be pinned CPU tensors when the others are on CUDA.
+    """
+    num_reqs = sampled.shape[0]
+    if num_reqs == 0:
+        return
+    if not can_run_triton(sampled.device):
+        reference.apply_trace_tokens(
+            sampled, idx_mapping, all_token_ids, trace_len, total_len, prompt_len
+        )
+        return
+    _apply_trace_tokens_kernel[(triton.cdiv(num_reqs, _ROWS_PER_PROGRAM),)](
+        sampled,
+        idx_mapping,
+        all_token_ids,
+        all_token_ids.stride(0),
+        trace_len,
+        total_len,
+        prompt_len,
+        num_reqs,
+        BLOCK=_ROWS_PER_PROGRAM,
+    )
+
+
+def scatter_values(out: torch.Tensor, destinations: torch.Tensor, values: torch.Tensor) -> None:
+    """Write `values[i]` to flat offset `destinations[i]` of `out`.
+
+    Args:
+        out: contiguous tensor of any shape, in place.
+        destinations: int64 [num_values], each offset at most once.
+        values: [num_values], the dtype of `out`.
+    """
+    num_values = values.shape[0]
+    if num_values == 0:
+        return
+    if not can_run_triton(out.device):
+        reference.scatter_values(out, destinations, values)
+        return
+    on_cpu = out.device.type == "cpu"
+    block = _VALUES_PER_PROGRAM_INTERPRETED if on_cpu else _VALUES_PER_PROGRAM
+    _scatter_values_kernel[(triton.cdiv(num_values, block),)](
+        out, destinations, values, num_values, BLOCK=block
+    )
+
+
+if triton is not None:
+
+    @triton.jit
+    def _apply_trace_tokens_kernel(
+        sampled_ptr: Any,  # int64 [num_reqs]
+        idx_mapping_ptr: Any,  # int32 [num_reqs]
+        all_token_ids_ptr: Any,  # int32 [max_num_reqs, max_model_len]
+        all_token_ids_stride: Any,
+        trace_len_ptr: Any,  # int32 [max_num_reqs]
+        total_len_ptr: Any,  # int32 [max_num_reqs]
+        prompt_len_ptr: Any,  # int32 [max_num_reqs]
+        num_reqs: Any,
+        BLOCK: tl.constexpr,
+    ) -> None:
+        row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        slot = tl.load(idx_mapping_ptr + row, mask=row < num_reqs, other=-1)
+        real = slot >= 0
+        trace_len = tl.load(trace_len_ptr + slot, mask=real, other=0)
+        total_len = tl.load(total_len_ptr + slot, mask=real, other=0)
+        prompt_len = tl.load(prompt_len_ptr + slot, mask=real, other=0)
+        step = total_len - prompt_len
+        replayed = real & (step >= 0) & (step < trace_len)
+        # A slot times the row length passes 2^31 at 256 requests of 8M tokens, or 64k of 40k.
+        offset = slot.to(tl.int64) * all_token_ids_stride + prompt_len + step
+        token = tl.load(all_token_ids_ptr + offset, mask=replayed, other=0)
+        tl.store(sampled_ptr + row, token.to(tl.int64), mask=replayed)
+
+    @triton.jit
+    def _scatter_values_kernel(
+        out_ptr: Any,  # flat
+        destinations_ptr: Any,  # int64 [num_values]
+        values_ptr: Any,  # [num_values]
+        num_values: Any,
+        BLOCK: tl.constexpr,
+    ) -> None:
+        index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        inside = index < num_values
+        destination = tl.load(destinations_ptr + index, mask=inside, other=0)
+        value = tl.load(values_ptr + index, mask=inside, other=0)
+        tl.store(out_ptr + destination, value, mask=inside)

@@ -1,0 +1,256 @@
+"""Loading a causal language model from a local directory, and refusing what cannot be trusted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
+from transformers.utils import logging as transformers_logging
+
+from trace_audit.attention.base import LayerSpec, PagedAttention
+from trace_audit.errors import ConfigError, ModelError
+from trace_audit.models.packed_linear import can_pack, pack_linears
+
+_PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
+_KNOWN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A model ready for the engine.
+
+    Attributes:
+        model: in eval mode, its attention routed to `attention`.
+        attention: the paged attention, probed.
+        vocabulary_size: width of the logits.
+        max_position: longest sequence the model was made for; None if its config names none.
+        eos_token_ids: from the generation config, else the config.
+        linear: what the linear layers run as: "torch" or "onednn-packed".
+    """
+
+    model: torch.nn.Module
+    attention: PagedAttention
+    vocabulary_size: int
+    max_position: int | None
+    eos_token_ids: frozenset[int]
+    linear: str
+
+    @property
+    def layers(self) -> list[LayerSpec]:
+        """Attention shapes of each layer."""
+        return self.attention.layers
+
+
+def read_config(directory: Path) -> PreTrainedConfig:
+    """Read and check config.json.
+
+    Raises:
+        ModelError: no directory, no or broken config.json, remote code needed, an architecture
+            that transformers does not know, or a layer type that is neither full nor sliding
+            attention.
+    """
+    path = directory / "config.json"
+    if not directory.is_dir():
+        raise ModelError(f"the model directory {directory} does not exist")
+    if not path.is_file():
+        raise ModelError(
+            f"{directory} has no config.json", hint="give a Hugging Face model directory"
+        )
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    if not isinstance(raw, dict):
+        raise ModelError(f"{path} is not a JSON object")
+    if "auto_map" in raw:
+        raise ModelError(
+            f"the model in {directory} needs code of its own (auto_map in config.json)",
+            hint="only architectures that ship with transformers are run",
+        )
+    try:
+        config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise ModelError(
+            f"transformers does not accept {path}: {_first_line(error)}",
+            hint=f"its model_type is {raw.get('model_type')!r}",
+        ) from error
+    _check_layer_types(config)
+    return config
+
+
+def load_model(
+    directory: Path, *, dtype: torch.dtype, device: torch.device, lm_head_dtype: torch.dtype
+) -> LoadedModel:
+    """Load weights from safetensors and probe the attention of every layer.
+
+    Args:
+        directory: config.json and *.safetensors.
+        dtype: of weights, activations and the KV cache.
+        device: where the model lives.
+        lm_head_dtype: of the logits product; the head's weights are converted if it differs.
+
+    Raises:
+        ModelError: see `read_config`; no safetensors, or weights that do not match the config.
+    """
+    config = read_config(directory)
+    _check_weights_present(directory)
+    attention = PagedAttention()
+    try:
+        model = _from_pretrained(directory, config, dtype, attention.name)
+        model = model.to(device).eval()
+        head_dtype_applied(model, lm_head_dtype)
+        vocabulary_size = int(model.get_output_embeddings().weight.shape[0])
+        packed = can_pack(device, dtype) and pack_linears(model) > 0
+        attention.probe(model, _num_layers(config))
+    except BaseException:
+        attention.close()
+        raise
+    text_config = config.get_text_config()
+    return LoadedModel(
+        model=model,
+        attention=attention,
+        vocabulary_size=vocabulary_size,
+        max_position=getattr(text_config, "max_position_embeddings", None),
+        eos_token_ids=_eos_token_ids(directory, text_config),
+        linear="onednn-packed" if packed else "torch",
+    )
+
+
+def head_dtype_applied(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Make the model compute its logits in `dtype`, with a head of its own if that differs."""
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    if head.weight.dtype == dtype:
+        return
+    cast = _CastingHead(head, dtype)
+    model.set_output_embeddings(cast)  # type: ignore[operator]
+
+
+class _CastingHead(torch.nn.Module):
+    """A linear head in another dtype than the activations it is given."""
+
+    def __init__(self, head: torch.nn.Linear, dtype: torch.dtype) -> None:
+        super().__init__()
+        # A copy: a tied embedding keeps its own dtype.
+        self.weight = torch.nn.Parameter(head.weight.detach().to(dtype), requires_grad=False)
+        bias = None if head.bias is None else head.bias.detach().to(dtype)
+        self.bias = None if bias is None else torch.nn.Parameter(bias, requires_grad=False)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(hidden.to(self.weight.dtype), self.weight, self.bias)
+
+
+def _from_pretrained(
+    directory: Path, config: PreTrainedConfig, dtype: torch.dtype, attention: str
+) -> Any:
+    with quiet_transformers():
+        try:
+            model, info = AutoModelForCausalLM.from_pretrained(
+                directory,
+                config=config,
+                dtype=dtype,
+                attn_implementation=attention,
+                local_files_only=True,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,  # refused below, by name
+                output_loading_info=True,
+            )
+        except (ValueError, OSError, KeyError, ImportError) as error:
+            raise ModelError(
+                f"transformers cannot load {directory}: {_first_line(error)}"
+            ) from error
+        except Exception as error:
+            if type(error).__name__ == "SafetensorError":
+                raise ModelError(
+                    f"a weights file of {directory} is damaged: {_first_line(error)}"
+                ) from error
+            raise
+    _check_loading_info(directory, info)
+    return model
+
+
+def _check_loading_info(directory: Path, info: dict[str, Any]) -> None:
+    for key, what in (
+        ("missing_keys", "lacks"),
+        ("unexpected_keys", "has unexpected"),
+        ("mismatched_keys", "has other shapes than config.json says for"),
+        ("error_msgs", "cannot be loaded:"),
+    ):
+        names = sorted(str(n[0]) if isinstance(n, tuple) else str(n) for n in info.get(key, ()))
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise ModelError(
+                f"the checkpoint in {directory} {what} {', '.join(names[:3])}{more}",
+                hint="config.json and the weights must belong together",
+            )
+
+
+def _check_weights_present(directory: Path) -> None:
+    if any(directory.glob("*.safetensors")):
+        return
+    pickled = [p.name for pattern in _PICKLED for p in directory.glob(pattern)]
+    if pickled:
+        raise ModelError(
+            f"{directory} has pickled weights only ({pickled[0]}), which can run code when loaded",
+            hint="convert them to safetensors first",
+        )
+    raise ModelError(f"{directory} has no *.safetensors weights")
+
+
+def _check_layer_types(config: PreTrainedConfig) -> None:
+    layer_types = getattr(config.get_text_config(), "layer_types", None) or ()
+    unknown = sorted(set(layer_types) - _KNOWN_LAYER_TYPES)
+    if unknown:
+        raise ModelError(
+            f"the model has layers of type {', '.join(unknown)}, which this engine does not run",
+            hint="full_attention and sliding_attention are supported",
+        )
+
+
+def _num_layers(config: PreTrainedConfig) -> int:
+    return int(config.get_text_config().num_hidden_layers)
+
+
+def _eos_token_ids(directory: Path, config: PreTrainedConfig) -> frozenset[int]:
+    eos = getattr(config, "eos_token_id", None)
+    if (directory / "generation_config.json").is_file():
+        generation = GenerationConfig.from_pretrained(directory, local_files_only=True)
+        eos = generation.eos_token_id if generation.eos_token_id is not None else eos
+    if eos is None:
+        return frozenset()
+    return frozenset(eos if isinstance(eos, list | tuple) else [eos])
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Loading bars and reports go nowhere: what matters in them becomes an error here."""
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        transformers_logging.enable_progress_bar()
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of a configuration's dtype name."""
+    dtypes = {
+        "float32": torch.float32,
+        "bfloat16": torch.bfloat16,
+        "float16": torch.float16,
+    }
+    if name not in dtypes:
+        raise ConfigError(f"dtype {name!r} is not one of {', '.join(dtypes)}")
+    return dtypes[name]
