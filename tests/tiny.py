@@ -91,10 +91,16 @@ class Harness:
 
     @classmethod
     def make(
-        cls, directory: Path, device: torch.device, dtype: torch.dtype = torch.float32,
+        cls,
+        directory: Path,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        head_dtype: torch.dtype | None = None,
         **changes: Any,
     ) -> Harness:
-        loaded = load_model(directory, dtype=dtype, device=device, lm_head_dtype=dtype)
+        loaded = load_model(
+            directory, dtype=dtype, device=device, lm_head_dtype=head_dtype or dtype
+        )
         config = engine_config(device=device.type, **changes)
         harness = cls(loaded=loaded, built=build_engine(loaded, config))
         runner = harness.built.engine._runner
