@@ -7,8 +7,6 @@ own length: no result depends on a row's neighbours, on the size of the cache or
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
 import torch
 
 from trace_audit.kernels.runtime import is_interpreted, triton
@@ -180,19 +178,19 @@ if triton is not None:
 
     @triton.jit
     def _attend_tile(
-        q: Any,  # [Q, KEY_PAD]
-        query_pos: Any,  # [Q], absolute positions
-        keys_ptr: Any,
-        values_ptr: Any,
-        table_row_ptr: Any,
-        start: Any,
-        end: Any,
-        kv_head: Any,
-        acc: Any,  # float32 [Q, VALUE_PAD]
-        maximum: Any,  # float32 [Q]
-        total: Any,  # float32 [Q]
-        scale: Any,
-        softcap: Any,
+        q,  # [Q, KEY_PAD]
+        query_pos,  # [Q], absolute positions
+        keys_ptr,
+        values_ptr,
+        table_row_ptr,
+        start,
+        end,
+        kv_head,
+        acc,  # float32 [Q, VALUE_PAD]
+        maximum,  # float32 [Q]
+        total,  # float32 [Q]
+        scale,
+        softcap,
         NUM_KV_HEADS: tl.constexpr,
         KEY_DIM: tl.constexpr,
         KEY_PAD: tl.constexpr,
@@ -203,7 +201,7 @@ if triton is not None:
         WINDOW: tl.constexpr,
         SOFTCAP: tl.constexpr,
         UPCAST: tl.constexpr,
-    ) -> Any:
+    ):
         """Fold context tokens start.. (below end) into a running softmax."""
         pos = start + tl.arange(0, TILE)
         inside = pos < end
@@ -249,21 +247,21 @@ if triton is not None:
 
     @triton.jit
     def _decode_kernel(
-        query_ptr: Any,  # [B, H, D]
-        query_stride_b: Any,
-        query_stride_h: Any,
-        query_stride_d: Any,
-        keys_ptr: Any,  # [num_blocks, BLOCK_SIZE, NUM_KV_HEADS, KEY_DIM]
-        values_ptr: Any,  # [num_blocks, BLOCK_SIZE, NUM_KV_HEADS, VALUE_DIM]
-        table_ptr: Any,  # int32 [B, max_blocks]
-        table_stride: Any,
-        context_lens_ptr: Any,  # int32 [B]
-        acc_ptr: Any,  # float32 [B, H, num_splits, VALUE_DIM]
-        maximum_ptr: Any,  # float32 [B, H, num_splits]
-        total_ptr: Any,  # float32 [B, H, num_splits]
-        num_splits: Any,
-        scale: Any,
-        softcap: Any,
+        query_ptr,  # [B, H, D]
+        query_stride_b,
+        query_stride_h,
+        query_stride_d,
+        keys_ptr,  # [num_blocks, BLOCK_SIZE, NUM_KV_HEADS, KEY_DIM]
+        values_ptr,  # [num_blocks, BLOCK_SIZE, NUM_KV_HEADS, VALUE_DIM]
+        table_ptr,  # int32 [B, max_blocks]
+        table_stride,
+        context_lens_ptr,  # int32 [B]
+        acc_ptr,  # float32 [B, H, num_splits, VALUE_DIM]
+        maximum_ptr,  # float32 [B, H, num_splits]
+        total_ptr,  # float32 [B, H, num_splits]
+        num_splits,
+        scale,
+        softcap,
         NUM_KV_HEADS: tl.constexpr,
         GROUP: tl.constexpr,
         GROUP_PAD: tl.constexpr,
@@ -277,7 +275,7 @@ if triton is not None:
         WINDOW: tl.constexpr,
         SOFTCAP: tl.constexpr,
         UPCAST: tl.constexpr,
-    ) -> None:
+    ):
         row = tl.program_id(0).to(tl.int64)
         kv_head = tl.program_id(1)
         split = tl.program_id(2)
@@ -325,19 +323,19 @@ if triton is not None:
 
     @triton.jit
     def _combine_kernel(
-        acc_ptr: Any,  # float32 [B, H, num_splits, VALUE_DIM]
-        maximum_ptr: Any,  # float32 [B, H, num_splits]
-        total_ptr: Any,  # float32 [B, H, num_splits]
-        context_lens_ptr: Any,  # int32 [B]
-        out_ptr: Any,  # [B, H, VALUE_DIM]
-        num_splits: Any,
+        acc_ptr,  # float32 [B, H, num_splits, VALUE_DIM]
+        maximum_ptr,  # float32 [B, H, num_splits]
+        total_ptr,  # float32 [B, H, num_splits]
+        context_lens_ptr,  # int32 [B]
+        out_ptr,  # [B, H, VALUE_DIM]
+        num_splits,
         NUM_HEADS: tl.constexpr,
         HEADS_PAD: tl.constexpr,
         VALUE_DIM: tl.constexpr,
         VALUE_PAD: tl.constexpr,
         SPLIT: tl.constexpr,
         WINDOW: tl.constexpr,
-    ) -> None:
+    ):
         row = tl.program_id(0).to(tl.int64)
         context_len = tl.load(context_lens_ptr + row)
         first = 0
@@ -372,20 +370,20 @@ if triton is not None:
 
     @triton.jit
     def _prefill_kernel(
-        query_ptr: Any,  # [T, H, D]
-        query_stride_t: Any,
-        query_stride_h: Any,
-        query_stride_d: Any,
-        keys_ptr: Any,  # [num_blocks, BLOCK_SIZE, NUM_KV_HEADS, KEY_DIM]
-        values_ptr: Any,  # [num_blocks, BLOCK_SIZE, NUM_KV_HEADS, VALUE_DIM]
-        table_ptr: Any,  # int32 [B, max_blocks]
-        table_stride: Any,
-        query_starts_ptr: Any,  # int32 [B + 1]
-        context_lens_ptr: Any,  # int32 [B]
-        tiles_ptr: Any,  # int32 [num_tiles, 2]
-        out_ptr: Any,  # [T, H, VALUE_DIM]
-        scale: Any,
-        softcap: Any,
+        query_ptr,  # [T, H, D]
+        query_stride_t,
+        query_stride_h,
+        query_stride_d,
+        keys_ptr,  # [num_blocks, BLOCK_SIZE, NUM_KV_HEADS, KEY_DIM]
+        values_ptr,  # [num_blocks, BLOCK_SIZE, NUM_KV_HEADS, VALUE_DIM]
+        table_ptr,  # int32 [B, max_blocks]
+        table_stride,
+        query_starts_ptr,  # int32 [B + 1]
+        context_lens_ptr,  # int32 [B]
+        tiles_ptr,  # int32 [num_tiles, 2]
+        out_ptr,  # [T, H, VALUE_DIM]
+        scale,
+        softcap,
         NUM_HEADS: tl.constexpr,
         NUM_KV_HEADS: tl.constexpr,
         KEY_DIM: tl.constexpr,
@@ -398,7 +396,7 @@ if triton is not None:
         WINDOW: tl.constexpr,
         SOFTCAP: tl.constexpr,
         UPCAST: tl.constexpr,
-    ) -> None:
+    ):
         tile_id = tl.program_id(0)
         head = tl.program_id(1)
         row = tl.load(tiles_ptr + tile_id * 2).to(tl.int64)

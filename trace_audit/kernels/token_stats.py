@@ -7,8 +7,6 @@ chunk maxima are enough to find the best ids exactly, ties included.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from trace_audit.kernels import reference
@@ -99,7 +97,7 @@ def _chunks_per_program(chunks: int) -> int:
 if triton is not None:
 
     @triton.jit
-    def _exp(x: Any, INTERPRETED: tl.constexpr) -> Any:
+    def _exp(x, INTERPRETED: tl.constexpr):
         # tl.exp is the hardware's approximation; its error grows with |x|, and tails are far out.
         if INTERPRETED:
             return tl.exp(x)
@@ -107,19 +105,19 @@ if triton is not None:
 
     @triton.jit
     def _vocabulary_partials_kernel(
-        logits_ptr: Any,  # [B, V]
-        logits_stride: Any,
-        multipliers_ptr: Any,  # int64 [V]
-        maximum_ptr: Any,  # float32 [B, C]
-        sum_exp_ptr: Any,  # float32 [B, C]
-        sum_exp_x_ptr: Any,  # float32 [B, C]
-        bits_ptr: Any,  # int64 [B, C]
-        vocabulary_size: Any,
-        chunks: Any,
+        logits_ptr,  # [B, V]
+        logits_stride,
+        multipliers_ptr,  # int64 [V]
+        maximum_ptr,  # float32 [B, C]
+        sum_exp_ptr,  # float32 [B, C]
+        sum_exp_x_ptr,  # float32 [B, C]
+        bits_ptr,  # int64 [B, C]
+        vocabulary_size,
+        chunks,
         TILE: tl.constexpr,
         CHUNK: tl.constexpr,
         INTERPRETED: tl.constexpr,
-    ) -> None:
+    ):
         row = tl.program_id(0).to(tl.int64)
         chunk = tl.program_id(1) * TILE + tl.arange(0, TILE)
         ids = chunk[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
@@ -144,16 +142,16 @@ if triton is not None:
 
     @triton.jit
     def _token_counts_kernel(
-        logits_ptr: Any,  # [B, V]
-        logits_stride: Any,
-        tokens_ptr: Any,  # int64 [B]
-        num_greater_ptr: Any,  # int32 [B, C]
-        num_equal_ptr: Any,  # int32 [B, C]
-        vocabulary_size: Any,
-        chunks: Any,
+        logits_ptr,  # [B, V]
+        logits_stride,
+        tokens_ptr,  # int64 [B]
+        num_greater_ptr,  # int32 [B, C]
+        num_equal_ptr,  # int32 [B, C]
+        vocabulary_size,
+        chunks,
         TILE: tl.constexpr,
         CHUNK: tl.constexpr,
-    ) -> None:
+    ):
         row = tl.program_id(0).to(tl.int64)
         chunk = tl.program_id(1) * TILE + tl.arange(0, TILE)
         ids = chunk[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]

@@ -7,8 +7,6 @@ the unconsumed tail of the request's row of `all_token_ids`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from trace_audit.kernels import reference
@@ -92,16 +90,16 @@ if triton is not None:
 
     @triton.jit
     def _apply_trace_tokens_kernel(
-        sampled_ptr: Any,  # int64 [num_reqs]
-        idx_mapping_ptr: Any,  # int32 [num_reqs]
-        all_token_ids_ptr: Any,  # int32 [max_num_reqs, max_model_len]
-        all_token_ids_stride: Any,
-        trace_len_ptr: Any,  # int32 [max_num_reqs]
-        total_len_ptr: Any,  # int32 [max_num_reqs]
-        prompt_len_ptr: Any,  # int32 [max_num_reqs]
-        num_reqs: Any,
+        sampled_ptr,  # int64 [num_reqs]
+        idx_mapping_ptr,  # int32 [num_reqs]
+        all_token_ids_ptr,  # int32 [max_num_reqs, max_model_len]
+        all_token_ids_stride,
+        trace_len_ptr,  # int32 [max_num_reqs]
+        total_len_ptr,  # int32 [max_num_reqs]
+        prompt_len_ptr,  # int32 [max_num_reqs]
+        num_reqs,
         BLOCK: tl.constexpr,
-    ) -> None:
+    ):
         row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         slot = tl.load(idx_mapping_ptr + row, mask=row < num_reqs, other=-1)
         real = slot >= 0
@@ -117,12 +115,12 @@ if triton is not None:
 
     @triton.jit
     def _scatter_values_kernel(
-        out_ptr: Any,  # flat
-        destinations_ptr: Any,  # int64 [num_values]
-        values_ptr: Any,  # [num_values]
-        num_values: Any,
+        out_ptr,  # flat
+        destinations_ptr,  # int64 [num_values]
+        values_ptr,  # [num_values]
+        num_values,
         BLOCK: tl.constexpr,
-    ) -> None:
+    ):
         index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         inside = index < num_values
         destination = tl.load(destinations_ptr + index, mask=inside, other=0)
