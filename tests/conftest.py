@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -40,3 +42,18 @@ def device():
     import torch
 
     return torch.device("cuda" if HAS_CUDA else "cpu")
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`checkpoint(family)` is the directory of a seeded tiny model, made once a session."""
+    from tests.tiny import save_tiny
+
+    made: dict[str, Path] = {}
+
+    def get(family: str = "llama") -> Path:
+        if family not in made:
+            made[family] = save_tiny(tmp_path_factory.mktemp(family), family)
+        return made[family]
+
+    return get
