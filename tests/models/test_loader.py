@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -15,7 +16,7 @@ from tests.tiny import COMMON, save_tiny, tiny_config
 from trace_audit.errors import ModelError
 from trace_audit.models.conformance import TOLERANCE, check_architecture
 from trace_audit.models.loader import load_model, read_config
-from trace_audit.models.packed_linear import PackedLinear, can_pack
+from trace_audit.models.packed_linear import PackedLinear, can_pack, pack_linears
 
 CPU = torch.device("cpu")
 
@@ -190,17 +191,48 @@ def test_a_sharded_checkpoint_loads(tmp_path):
     refused(tmp_path, "model")
 
 
+class Projections(torch.nn.Module):
+    """Siblings of one input, and one that reads another."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.q_proj = torch.nn.Linear(576, 576, bias=bias)
+        self.k_proj = torch.nn.Linear(576, 192, bias=bias)
+        self.v_proj = torch.nn.Linear(576, 192, bias=bias)
+        self.o_proj = torch.nn.Linear(1536, 576, bias=bias)
+
+    def forward(self, x, y):
+        return self.q_proj(x), self.k_proj(x), self.v_proj(x), self.o_proj(y)
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_packed_linears_equal_torchs_own_bit_for_bit(bias):
     if not can_pack(CPU, torch.bfloat16):
         pytest.skip("this CPU has no bfloat16 support in oneDNN")
     torch.manual_seed(0)
-    for in_features, out_features in ((576, 192), (576, 1536), (1536, 576), (64, 512)):
-        linear = torch.nn.Linear(in_features, out_features, bias=bias).bfloat16()
-        packed = PackedLinear(linear)
-        for rows in (1, 2, 3, 15, 16, 17, 32, 33, 100, 257):
-            x = torch.randn(1, rows, in_features).bfloat16()
-            assert torch.equal(packed(x), linear(x)), (in_features, out_features, rows)
+    plain = Projections(bias).bfloat16().eval()
+    packed = copy.deepcopy(plain)
+    assert pack_linears(packed) == 4
+    assert isinstance(packed.q_proj, PackedLinear)
+    for rows in (1, 2, 3, 15, 16, 17, 32, 33, 100, 257):
+        x, y = torch.randn(1, rows, 576).bfloat16(), torch.randn(1, rows, 1536).bfloat16()
+        with torch.inference_mode():
+            for _ in range(2):  # the second pass finds nothing of the first
+                for got, want in zip(packed(x, y), plain(x, y), strict=True):
+                    assert torch.equal(got, want)
+
+
+def test_a_sibling_called_alone_or_again_computes_its_own_input():
+    if not can_pack(CPU, torch.bfloat16):
+        pytest.skip("this CPU has no bfloat16 support in oneDNN")
+    torch.manual_seed(0)
+    plain = Projections(False).bfloat16().eval()
+    packed = copy.deepcopy(plain)
+    pack_linears(packed)
+    a, b = torch.randn(4, 576).bfloat16(), torch.randn(4, 576).bfloat16()
+    with torch.inference_mode():
+        for name, x in [("k_proj", a), ("k_proj", a), ("q_proj", b), ("v_proj", a), ("k_proj", b)]:
+            assert torch.equal(getattr(packed, name)(x), getattr(plain, name)(x))
 
 
 def test_a_bfloat16_model_on_a_cpu_is_packed_and_a_float32_one_is_not(checkpoint):

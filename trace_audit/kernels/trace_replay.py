@@ -106,12 +106,12 @@ if triton is not None:
         trace_len = tl.load(trace_len_ptr + slot, mask=real, other=0)
         total_len = tl.load(total_len_ptr + slot, mask=real, other=0)
         prompt_len = tl.load(prompt_len_ptr + slot, mask=real, other=0)
-        step = total_len - prompt_len
-        replayed = real & (step >= 0) & (step < trace_len)
+        # prompt_len + step is total_len; an unused slot has trace_len 0 and fails the second test.
+        replayed = (total_len >= prompt_len) & (total_len < prompt_len + trace_len)
         # A slot times the row length passes 2^31 at 256 requests of 8M tokens, or 64k of 40k.
-        offset = slot.to(tl.int64) * all_token_ids_stride + prompt_len + step
+        offset = slot.to(tl.int64) * all_token_ids_stride + total_len
         token = tl.load(all_token_ids_ptr + offset, mask=replayed, other=0)
-        tl.store(sampled_ptr + row, token.to(tl.int64), mask=replayed)
+        tl.store(sampled_ptr + row, token, mask=replayed)
 
     @triton.jit
     def _scatter_values_kernel(

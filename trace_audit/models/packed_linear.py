@@ -1,30 +1,61 @@
 """bfloat16 linear layers on a CPU with weights laid out once for oneDNN.
 
-torch's own linear reorders the weights into oneDNN's blocked layout on every call. Doing that once
-changes no bit of the result (a test compares them) and saves a third of a decode step's products.
+torch's own linear reorders the weights into oneDNN's blocked layout on every call. Doing that once,
+and computing siblings that read one input as one product, changes no bit of the result (tests
+compare them) and saves 40 % of the time of a decode step's products.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+
+_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+class _Product:
+    """One packed product behind one or several linear layers of the same input."""
+
+    def __init__(self, linears: Sequence[torch.nn.Linear]) -> None:
+        self._sizes = [linear.out_features for linear in linears]
+        weight = torch.cat([linear.weight.detach() for linear in linears])
+        biases = [linear.bias for linear in linears if linear.bias is not None]
+        self._bias = torch.cat(biases).detach() if biases else None
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        self._input: torch.Tensor | None = None
+        self._outputs: list[torch.Tensor | None] = []
+
+    def output(self, x: torch.Tensor, index: int) -> torch.Tensor:
+        """The product of `x` with the linear `index`; each output is handed out once."""
+        if x is not self._input or self._outputs[index] is None:
+            product = torch.ops.mkldnn._linear_pointwise(
+                x, self._packed, self._bias, "none", [], ""
+            )
+            if len(self._sizes) == 1:
+                return product  # type: ignore[no-any-return]
+            self._input, self._outputs = x, list(product.split(self._sizes, -1))
+        out = self._outputs[index]
+        assert out is not None
+        self._outputs[index] = None
+        if not any(o is not None for o in self._outputs):
+            self._input = None
+        return out
 
 
 class PackedLinear(torch.nn.Module):
     """A linear layer over packed weights: [..., in_features] -> [..., out_features]."""
 
-    def __init__(self, linear: torch.nn.Linear) -> None:
+    def __init__(self, linear: torch.nn.Linear, product: _Product, index: int) -> None:
         super().__init__()
         self.in_features = linear.in_features
         self.out_features = linear.out_features
-        self.bias = linear.bias
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
+        self._product = product
+        self._index = index
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """See `torch.nn.Linear`."""
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-            x, self._packed, self.bias, "none", [], ""
-        )
-        return out
+        return self._product.output(x, self._index)
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
@@ -45,8 +76,26 @@ def pack_linears(model: torch.nn.Module) -> int:
     packed = 0
     with torch.inference_mode():
         for module in list(model.modules()):
-            for name, child in list(module.named_children()):
-                if type(child) is torch.nn.Linear and child.weight.dtype == torch.bfloat16:
-                    setattr(module, name, PackedLinear(child))
-                    packed += 1
+            for names in _groups(module):
+                linears = [getattr(module, name) for name in names]
+                product = _Product(linears)
+                for index, (name, linear) in enumerate(zip(names, linears, strict=True)):
+                    setattr(module, name, PackedLinear(linear, product, index))
+                packed += len(names)
     return packed
+
+
+def _groups(module: torch.nn.Module) -> list[tuple[str, ...]]:
+    """Names of the module's linear children, those that read one input together."""
+    linears = {name: child for name, child in module.named_children() if _is_plain(child)}
+    groups: list[tuple[str, ...]] = []
+    for names in _SIBLINGS:
+        biases = {linears[name].bias is None for name in names if name in linears}
+        if len(biases) == 1 and all(name in linears for name in names):
+            groups.append(names)
+    grouped = {name for names in groups for name in names}
+    return groups + [(name,) for name in linears if name not in grouped]
+
+
+def _is_plain(module: torch.nn.Module) -> bool:
+    return type(module) is torch.nn.Linear and module.weight.dtype == torch.bfloat16
