@@ -123,7 +123,7 @@ def main() -> None:
             if device.type == "cuda":
                 torch.cuda.synchronize()
             rates[name].append(total / (time.perf_counter() - start))
-    print(f"{directory.name} {arguments.dtype} on {device}, {built.actual}")
+    print(f"{directory.name} {arguments.dtype} on {device}, {built.backends}")
     print(f"{arguments.sequences} sequences x {arguments.tokens} tokens, torch {torch.__version__}")
     for name, values in rates.items():
         low, high = min(values), max(values)

@@ -47,14 +47,17 @@ class DedicatedMatrix(TraceReplayState):
         )
 
     def add_request(self, request: Request) -> None:
+        """See `TraceReplayState`; the trace goes into the matrix too."""
         super().add_request(request)
         self.matrix.stage_write(request.slot, request.prompt_len, request.trace or [])
 
     def apply_staged_writes(self) -> None:
+        """See `TraceReplayState`."""
         super().apply_staged_writes()
         self.matrix.apply_writes()
 
     def apply_trace(self, sampled, idx_mapping, state):  # type: ignore[no-untyped-def]
+        """See `TraceReplayState`; reads the matrix instead of the request rows."""
         apply_trace_tokens(
             sampled,
             idx_mapping,

@@ -129,7 +129,10 @@ class Harness:
         return self.run(
             [
                 self.request(
-                    i, p, o.support_token_ids, trace_decode_token_ids=o.token_ids.tolist(),
+                    i,
+                    p,
+                    o.support_token_ids,
+                    trace_decode_token_ids=o.token_ids.tolist(),
                     **params,
                 )
                 for i, (p, o) in enumerate(zip(prompts, outputs, strict=True))
@@ -140,9 +143,7 @@ class Harness:
 def random_prompts(lengths: list[int], seed: int = 0) -> list[list[int]]:
     """Random token ids, one prompt a length."""
     generator = torch.Generator().manual_seed(seed)
-    return [
-        torch.randint(3, VOCABULARY, (n,), generator=generator).tolist() for n in lengths
-    ]
+    return [torch.randint(3, VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
 
 
 def differing_columns(a: list[RequestOutput], b: list[RequestOutput]) -> set[str]:
@@ -151,9 +152,32 @@ def differing_columns(a: list[RequestOutput], b: list[RequestOutput]) -> set[str
     for left, right in zip(a, b, strict=True):
         for name, value in vars(left).items():
             other = getattr(right, name)
-            same = value == other if isinstance(value, str) else (
-                value.shape == other.shape and value.tobytes() == other.tobytes()
+            same = (
+                value == other
+                if isinstance(value, str)
+                else (value.shape == other.shape and value.tobytes() == other.tobytes())
             )
             if not same:
                 names.add(name)
     return names
+
+
+def save_tokenizer(directory: Path) -> Path:
+    """A byte-level tokenizer: ids 0 to 2 are special, 3 + b is byte b, the rest is padding."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    special = ["<pad>", "<s>", "</s>"]
+    characters = bytes_to_unicode()
+    vocabulary = {token: i for i, token in enumerate(special)}
+    vocabulary |= {characters[byte]: 3 + byte for byte in range(256)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
+    )
+    fast.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+    fast.save_pretrained(directory)
+    return directory

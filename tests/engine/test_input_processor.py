@@ -21,9 +21,9 @@ def processor(**changes) -> InputProcessor:
 
 
 def traced(trace, prompt=(1, 2, 3), processor=processor, **params):
-    return processor().process("r", list(prompt), SamplingParams(
-        trace_decode_token_ids=trace, **params
-    ))
+    return processor().process(
+        "r", list(prompt), SamplingParams(trace_decode_token_ids=trace, **params)
+    )
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,12 @@ def test_bad_traces_are_refused_by_name_and_value(trace, message):
 
 
 @pytest.mark.parametrize(
-    ("params", "name"), [({"n": 2}, "n=2"), ({"prompt_logprobs": 0}, "prompt_logprobs=0"),
-                         ({"logit_bias": {1: 2.0}}, "logit_bias")],
+    ("params", "name"),
+    [
+        ({"n": 2}, "n=2"),
+        ({"prompt_logprobs": 0}, "prompt_logprobs=0"),
+        ({"logit_bias": {1: 2.0}}, "logit_bias"),
+    ],
 )
 def test_parameters_that_cannot_go_with_a_trace(params, name):
     with pytest.raises(RequestError, match=name):
@@ -69,9 +73,16 @@ def test_prompts_are_checked_the_same_way(prompt):
 
 @pytest.mark.parametrize(
     "params",
-    [{"temperature": -0.1}, {"temperature": float("nan")}, {"temperature": float("inf")},
-     {"max_tokens": 0}, {"min_tokens": -1}, {"n": 2}, {"prompt_logprobs": 1},
-     {"max_tokens": 18}],
+    [
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"max_tokens": 0},
+        {"min_tokens": -1},
+        {"n": 2},
+        {"prompt_logprobs": 1},
+        {"max_tokens": 18},
+    ],
 )
 def test_bad_parameters_of_a_free_request(params):
     name = next(iter(params))

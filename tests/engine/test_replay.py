@@ -222,25 +222,25 @@ def test_without_the_switch_no_state_exists(checkpoint, device):
     assert len(harness.record([[5, 6]], 3)[0].token_ids) == 3
 
 
-def test_the_sampler_leaves_the_logits_bytes_alone(checkpoint, device):
-    for params in ({}, {"temperature": 0.7, "seed": 3}):
-        harness = Harness.make(checkpoint(), device, torch.bfloat16)
-        sampler = harness.built.engine._runner._sampler
-        kernels, seen = sampler._kernels, []
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.7, "seed": 3}])
+def test_the_sampler_leaves_the_logits_bytes_alone(checkpoint, device, params):
+    harness = Harness.make(checkpoint(), device, torch.bfloat16)
+    sampler = harness.built.engine._runner._sampler
+    kernels, seen = sampler._kernels, []
 
-        class Spy:
-            def vocabulary_partials(self, logits, multipliers):
-                seen.append((logits, logits.clone()))
-                return kernels.vocabulary_partials(logits, multipliers)
+    class Spy:
+        def vocabulary_partials(self, logits, multipliers):
+            seen.append((logits, logits.clone()))
+            return kernels.vocabulary_partials(logits, multipliers)
 
-            def token_counts(self, logits, tokens):
-                seen.append((logits, logits.clone()))
-                return kernels.token_counts(logits, tokens)
+        def token_counts(self, logits, tokens):
+            seen.append((logits, logits.clone()))
+            return kernels.token_counts(logits, tokens)
 
-        sampler._kernels = Spy()
-        harness.record(random_prompts([5, 9]), 4, **params)
-        assert len(seen) >= 8
-        assert all(torch.equal(now, then) for now, then in seen)
+    sampler._kernels = Spy()
+    harness.record(random_prompts([5, 9]), 4, **params)
+    assert len(seen) >= 8
+    assert all(torch.equal(now, then) for now, then in seen)
 
 
 def test_seeded_sampling_depends_on_seed_index_and_step_alone(checkpoint, device):

@@ -237,9 +237,9 @@ def measured(make) -> tuple[int, object]:
 
 def test_the_trace_costs_its_lengths_and_no_second_matrix(device):
     num_reqs, width = 256, 40960
-    rows, kept_rows = measured(lambda: RequestState(num_reqs, width, device))
+    rows, _state = measured(lambda: RequestState(num_reqs, width, device))
     replay, kept = measured(lambda: TraceReplayState(num_reqs, device))
-    matrix, kept_matrix = measured(
+    matrix, _matrix = measured(
         lambda: torch.zeros(num_reqs, width, dtype=torch.int32, device=device)
     )
     assert matrix == 41_943_040

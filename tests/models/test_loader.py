@@ -125,8 +125,12 @@ def test_attention_sinks_are_refused_by_name():
 
 
 def test_unknown_layer_types_are_refused_by_name(directory):
-    edit_config(directory, model_type="qwen3", layer_types=["full_attention", "linear_attention"],
-                num_hidden_layers=2)
+    edit_config(
+        directory,
+        model_type="qwen3",
+        layer_types=["full_attention", "linear_attention"],
+        num_hidden_layers=2,
+    )
     with pytest.raises(ModelError, match="linear_attention"):
         read_config(directory)
 

@@ -1,1 +1,1 @@
-
+"""Aligns, measures and summarizes pairs of runs; no torch, no rendering."""

@@ -1,1 +1,1 @@
-
+"""The decode engine: scheduling, paged KV, trace replay, sampling and statistics."""

@@ -105,9 +105,7 @@ class UvaBackedTensor:
         on_cuda = device.type == "cuda"
         count = _NUM_UVA_BUFFERS if on_cuda else 1
         self.np = np.zeros(size, dtype=_NUMPY_DTYPES[dtype])
-        self._buffers = [
-            torch.zeros(size, dtype=dtype, pin_memory=on_cuda) for _ in range(count)
-        ]
+        self._buffers = [torch.zeros(size, dtype=dtype, pin_memory=on_cuda) for _ in range(count)]
         self._last_use: list[torch.cuda.Event | None] = [None] * count
         self._current = 0
         self._on_cuda = on_cuda

@@ -30,13 +30,13 @@ class BuiltEngine:
         engine: ready to run.
         input_processor: makes its requests.
         num_kv_blocks: blocks of the cache, fitted if the configuration said 0.
-        actual: what really runs, by part, for run.json.
+        backends: what really runs, by part, for run.json.
     """
 
     engine: Engine
     input_processor: InputProcessor
     num_kv_blocks: int
-    actual: dict[str, str]
+    backends: dict[str, str]
 
 
 def build_engine(loaded: LoadedModel, config: EngineConfig) -> BuiltEngine:
@@ -50,12 +50,6 @@ def build_engine(loaded: LoadedModel, config: EngineConfig) -> BuiltEngine:
         ConfigError: the model or the machine cannot honour the configuration.
     """
     device = next(loaded.model.parameters()).device
-    if loaded.max_position is not None and config.max_model_len > loaded.max_position:
-        raise ConfigError(
-            f"sequences of {config.max_model_len} tokens exceed the model's context of "
-            f"{loaded.max_position}",
-            hint="shorten the prompts or lower --max-tokens",
-        )
     num_blocks = config.num_kv_blocks or _fit_blocks(loaded, config, device)
     backend = _backend(config.attention_backend, device)
     # The vocabulary-wide kernels are far too slow interpreted; there they run only on request.
@@ -89,12 +83,12 @@ def build_engine(loaded: LoadedModel, config: EngineConfig) -> BuiltEngine:
             enable_trace_replay=config.enable_trace_replay,
         ),
         num_kv_blocks=num_blocks,
-        actual={
+        backends={
             "device": str(device),
-            "attention_backend": backend.name,
+            "attention": backend.name,
             "linear": loaded.linear,
-            "trace_replay_kernel": kernel_mode(device),
-            "token_statistics_kernel": "reference" if use_reference else kernel_mode(device),
+            "trace_replay": kernel_mode(device),
+            "token_statistics": "reference" if use_reference else kernel_mode(device),
         },
     )
 

@@ -112,7 +112,7 @@ class Engine:
             if self.counters.steps % _MAX_STEPS_AHEAD == 0 and output.tokens.is_cuda:
                 torch.cuda.current_stream().synchronize()
             return [r.trace[len(r.output_token_ids)] for r in requests if r.trace is not None]
-        return output.tokens[batch.committed_rows].tolist()  # type: ignore[no-any-return]
+        return output.tokens[batch.committed_rows].tolist()
 
     def _check(self, requests: Sequence[Request]) -> None:
         if len({r.request_id for r in requests}) != len(requests):

@@ -49,7 +49,8 @@ class OutputBuffer:
                     launch_tokens=batch.num_tokens,
                     launch_requests=len(batch.scheduled),
                     chunk_start=scheduled.chunk_start,
-                    is_prefill=scheduled.num_tokens > 1 or scheduled.chunk_start < request.prompt_len,
+                    is_prefill=scheduled.num_tokens > 1
+                    or scheduled.chunk_start < request.prompt_len,
                 )
             )
         tensors = {name: getattr(output.statistics, name) for name in _FIELDS}
@@ -72,7 +73,9 @@ class OutputBuffer:
         return outputs
 
     def _output(
-        self, request: Request, columns: dict[str, npt.NDArray[np.generic]],
+        self,
+        request: Request,
+        columns: dict[str, npt.NDArray[np.generic]],
         index: npt.NDArray[np.int64],
     ) -> RequestOutput:
         rows = [self._rows[i] for i in index]

@@ -7,6 +7,7 @@ own length: no result depends on a row's neighbours, on the size of the cache or
 from __future__ import annotations
 
 from dataclasses import dataclass
+
 import torch
 
 from trace_audit.kernels.runtime import is_interpreted, triton
@@ -58,9 +59,7 @@ def paged_decode(
     acc = torch.empty(*partial_shape, value_dim, dtype=torch.float32, device=query.device)
     maximum = torch.empty(partial_shape, dtype=torch.float32, device=query.device)
     total = torch.empty(partial_shape, dtype=torch.float32, device=query.device)
-    out = torch.empty(
-        num_rows, num_heads, value_dim, dtype=query.dtype, device=query.device
-    )
+    out = torch.empty(num_rows, num_heads, value_dim, dtype=query.dtype, device=query.device)
     _decode_kernel[(num_rows, num_kv_heads, num_splits)](
         query,
         *query.stride(),
@@ -351,9 +350,7 @@ if triton is not None:
         # In the order of the splits, so that the sum's order is the row's own.
         for split in range(first, tl.cdiv(context_len, SPLIT)):
             index = head * num_splits + split
-            part = tl.load(
-                acc_ptr + index[:, None] * VALUE_DIM + vd[None, :], mask=real, other=0.0
-            )
+            part = tl.load(acc_ptr + index[:, None] * VALUE_DIM + vd[None, :], mask=real, other=0.0)
             part_maximum = tl.load(maximum_ptr + index, mask=lane < NUM_HEADS, other=0.0)
             part_total = tl.load(total_ptr + index, mask=lane < NUM_HEADS, other=1.0)
             new_maximum = tl.maximum(maximum, part_maximum)

@@ -79,4 +79,5 @@ def _chunked(values: torch.Tensor, fill: float) -> torch.Tensor:
     missing = num_chunks(values.shape[1]) * CHUNK - values.shape[1]
     if missing:
         values = pad(values, (0, missing), value=fill)
-    return values.unflatten(1, (-1, CHUNK))
+    chunks: torch.Tensor = values.unflatten(1, (-1, CHUNK))
+    return chunks

@@ -90,7 +90,7 @@ def token_counts(logits: torch.Tensor, tokens: torch.Tensor) -> TokenCounts:
 
 def _chunks_per_program(chunks: int) -> int:
     if is_interpreted():
-        return min(_CHUNKS_PER_PROGRAM_INTERPRETED, triton.next_power_of_2(chunks))
+        return min(_CHUNKS_PER_PROGRAM_INTERPRETED, int(triton.next_power_of_2(chunks)))
     return _CHUNKS_PER_PROGRAM
 
 

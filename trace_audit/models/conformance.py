@@ -96,12 +96,10 @@ def _chunk_batch(part: slice) -> AttentionBatch:
     )
 
 
-def _logits(
-    model: torch.nn.Module, tokens: torch.Tensor, positions: torch.Tensor
-) -> torch.Tensor:
-    out: torch.Tensor = model(
-        input_ids=tokens, position_ids=positions, use_cache=False
-    ).logits[0].float()
+def _logits(model: torch.nn.Module, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = (
+        model(input_ids=tokens, position_ids=positions, use_cache=False).logits[0].float()
+    )
     return out
 
 

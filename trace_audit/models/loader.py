@@ -29,7 +29,6 @@ class LoadedModel:
         model: in eval mode, its attention routed to `attention`.
         attention: the paged attention, probed.
         vocabulary_size: width of the logits.
-        max_position: longest sequence the model was made for; None if its config names none.
         eos_token_ids: from the generation config, else the config.
         linear: what the linear layers run as: "torch" or "onednn-packed".
     """
@@ -37,7 +36,6 @@ class LoadedModel:
     model: torch.nn.Module
     attention: PagedAttention
     vocabulary_size: int
-    max_position: int | None
     eos_token_ids: frozenset[int]
     linear: str
 
@@ -84,6 +82,24 @@ def read_config(directory: Path) -> PreTrainedConfig:
     return config
 
 
+def check_context(config: PreTrainedConfig, longest: int) -> None:
+    """Refuse sequences longer than the model was made for, before its weights are read.
+
+    Args:
+        config: of the model.
+        longest: tokens of the longest sequence, prompt and outputs.
+
+    Raises:
+        ConfigError: they exceed the model's context.
+    """
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if context is not None and longest > context:
+        raise ConfigError(
+            f"sequences of {longest} tokens exceed the model's context of {context}",
+            hint="shorten the prompts or lower --max-tokens",
+        )
+
+
 def load_model(
     directory: Path, *, dtype: torch.dtype, device: torch.device, lm_head_dtype: torch.dtype
 ) -> LoadedModel:
@@ -111,13 +127,11 @@ def load_model(
     except BaseException:
         attention.close()
         raise
-    text_config = config.get_text_config()
     return LoadedModel(
         model=model,
         attention=attention,
         vocabulary_size=vocabulary_size,
-        max_position=getattr(text_config, "max_position_embeddings", None),
-        eos_token_ids=_eos_token_ids(directory, text_config),
+        eos_token_ids=_eos_token_ids(directory, config.get_text_config()),
         linear="onednn-packed" if packed else "torch",
     )
 

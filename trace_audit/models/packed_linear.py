@@ -19,9 +19,9 @@ class _Product:
 
     def __init__(self, linears: Sequence[torch.nn.Linear]) -> None:
         self._sizes = [linear.out_features for linear in linears]
-        weight = torch.cat([linear.weight.detach() for linear in linears])
-        biases = [linear.bias for linear in linears if linear.bias is not None]
-        self._bias = torch.cat(biases).detach() if biases else None
+        weight = torch.cat([linear.weight.data for linear in linears])
+        biases = [linear.bias.data for linear in linears if linear.bias is not None]
+        self._bias = torch.cat(biases) if biases else None
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
         self._input: torch.Tensor | None = None
         self._outputs: list[torch.Tensor | None] = []

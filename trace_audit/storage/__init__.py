@@ -1,1 +1,1 @@
-
+"""Audit directories: formats, checks, and writers that survive interruption."""

@@ -1,0 +1,211 @@
+"""Which runs a replay makes, and how they are called."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.small_audit import add_run, interrupt_run, make_audit
+from trace_audit.cli.dry_run import kv_elements_per_token
+from trace_audit.cli.main import run
+from trace_audit.cli.plan import PlannedRun, plan_runs
+from trace_audit.cli.run_names import base_name, free_name
+from trace_audit.errors import ConfigError, UsageError
+from trace_audit.storage.audit_dir import AuditDir
+
+CONFIGS = Path(__file__).parent.parent.parent / "configs"
+SDPA = CONFIGS / "bf16-sdpa.toml"
+EAGER = CONFIGS / "bf16-eager.toml"
+
+
+@pytest.fixture
+def audit(tmp_path: Path) -> AuditDir:
+    return make_audit(tmp_path / "audit")
+
+
+def plan(
+    audit: AuditDir,
+    *paths: Path,
+    sets: tuple[str, ...] = (),
+    name: str | None = None,
+    repeat: int = 1,
+    force: bool = False,
+) -> list[PlannedRun]:
+    return plan_runs(audit, paths, sets, name=name, repeat=repeat, force=force)
+
+
+def test_a_run_is_called_like_its_configuration(audit: AuditDir) -> None:
+    assert [r.name for r in plan(audit, SDPA, EAGER)] == ["bf16-sdpa", "bf16-eager"]
+
+
+def test_set_makes_a_run_a_combination_and_names_it(audit: AuditDir) -> None:
+    runs = plan(audit, SDPA, sets=("block_size=16,32", "engine.dtype=float16"))
+    assert [r.name for r in runs] == [
+        "bf16-sdpa-block_size=16-dtype=float16",
+        "bf16-sdpa-block_size=32-dtype=float16",
+    ]
+    assert [r.config.engine.block_size for r in runs] == [16, 32]
+    assert {r.config.engine.dtype for r in runs} == {"float16"}
+
+
+def test_set_applies_to_every_configuration(audit: AuditDir) -> None:
+    runs = plan(audit, SDPA, EAGER, sets=("max_num_seqs=1,2",))
+    assert len({r.name for r in runs}) == 4
+
+
+def test_a_name_already_there_gets_a_number(audit: AuditDir) -> None:
+    add_run(audit, "bf16-sdpa")
+    assert [r.name for r in plan(audit, SDPA)] == ["bf16-sdpa-2"]
+    add_run(audit, "bf16-sdpa-2")
+    assert [r.name for r in plan(audit, SDPA)] == ["bf16-sdpa-3"]
+
+
+def test_the_same_configuration_twice_makes_two_runs(audit: AuditDir) -> None:
+    assert [r.name for r in plan(audit, SDPA, SDPA)] == ["bf16-sdpa", "bf16-sdpa-2"]
+
+
+def test_force_takes_the_name(audit: AuditDir) -> None:
+    add_run(audit, "bf16-sdpa")
+    assert [r.name for r in plan(audit, SDPA, force=True)] == ["bf16-sdpa"]
+
+
+def test_force_does_not_let_two_runs_of_one_command_replace_each_other(audit: AuditDir) -> None:
+    with pytest.raises(UsageError, match="two of the runs"):
+        plan(audit, SDPA, SDPA, force=True)
+
+
+def test_an_interrupted_run_is_resumed_before_a_new_one_is_begun(audit: AuditDir) -> None:
+    add_run(audit, "bf16-sdpa")
+    interrupt_run(audit, "bf16-sdpa-2")
+    assert [r.name for r in plan(audit, SDPA)] == ["bf16-sdpa-2"]
+
+
+def test_a_run_that_another_process_writes_is_left_alone(audit: AuditDir) -> None:
+    with audit.run_writer("bf16-sdpa", job_digest="job", num_shards=1, force=False):
+        assert [r.name for r in plan(audit, SDPA)] == ["bf16-sdpa-2"]
+
+
+def test_an_interrupted_later_number_comes_before_a_free_earlier_one() -> None:
+    assert free_name("x", taken={"x"}, interrupted={"x-3"}, force=False) == "x-3"
+
+
+def test_repeats_say_what_they_repeat(audit: AuditDir) -> None:
+    runs = plan(audit, SDPA, repeat=3)
+    assert [(r.name, r.repeat_of) for r in runs] == [
+        ("bf16-sdpa", None),
+        ("bf16-sdpa-repeat2", "bf16-sdpa"),
+        ("bf16-sdpa-repeat3", "bf16-sdpa"),
+    ]
+    assert len({r.config for r in runs}) == 1
+
+
+def test_name_is_taken_as_it_is(audit: AuditDir) -> None:
+    add_run(audit, "release-1")
+    assert [r.name for r in plan(audit, SDPA, name="release-1")] == ["release-1"]
+
+
+def test_name_is_for_one_run(audit: AuditDir) -> None:
+    with pytest.raises(UsageError, match="--name x"):
+        plan(audit, SDPA, EAGER, name="x")
+
+
+@pytest.mark.parametrize("name", ["record", "imported", "a/b", ".hidden", "", "a b", "x" * 101])
+def test_names_a_run_cannot_have(audit: AuditDir, name: str) -> None:
+    with pytest.raises(ConfigError):
+        plan(audit, SDPA, name=name)
+
+
+def test_a_configuration_cannot_take_the_record_runs_place(audit: AuditDir) -> None:
+    with pytest.raises(ConfigError, match="record"):
+        plan(audit, SDPA, sets=("name=record",), force=True)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        ({}, "base"),
+        ({"engine.enable_trace_replay": False}, "base-enable_trace_replay=false"),
+        ({"engine.gpu_memory_utilization": 0.5}, "base-gpu_memory_utilization=0.5"),
+        ({"name": "other", "engine.dtype": "float16"}, "other-dtype=float16"),
+        ({"engine.dtype": "a/b\n"}, "base-dtype=a_b_"),
+    ],
+)
+def test_names_are_readable_and_safe(overrides: dict[str, object], name: str) -> None:
+    assert base_name("base", overrides) == name
+
+
+def test_dry_run_tells_runs_tokens_and_kv_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    shape = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
+    (model / "config.json").write_text(json.dumps({**shape, "hidden_size": 32}))
+    audit = make_audit(tmp_path / "audit", model_path=str(model))
+    command = ["replay", str(audit.path), "--config", str(SDPA), "--set", "dtype=bfloat16,float32"]
+    assert run([*command, "--dry-run"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    # 32 slots of 5 tokens take a block of 16 each; 3 layers, keys and values, 2 heads of width 8.
+    elements = 32 * 16 * 3 * 2 * 2 * 8
+    assert lines == [
+        ["run", "sequences", "tokens", "kv_bytes"],
+        ["bf16-sdpa-dtype=bfloat16", "2", "5", str(2 * elements)],
+        ["bf16-sdpa-dtype=float32", "2", "5", str(4 * elements)],
+    ]
+    assert audit.run_names() == ["record"]
+
+
+def test_dry_run_counts_what_only_selects(
+    audit: AuditDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["replay", str(audit.path), "--config", str(SDPA), "--only", "beta", "--dry-run"]
+    assert run(command) == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == ["bf16-sdpa", "1", "2", "n/a"]
+
+
+@pytest.mark.parametrize(
+    ("config", "elements"),
+    [
+        ({"num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}, 2 * 2 * 4 * 8),
+        ({"text_config": {"num_hidden_layers": 1, "num_attention_heads": 1, "head_dim": 4}}, 8),
+        ({"num_hidden_layers": 2}, None),
+        (
+            {"num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8, "kv_lora_rank": 3},
+            None,
+        ),
+    ],
+)
+def test_kv_size_from_a_models_configuration(
+    tmp_path: Path, config: dict[str, object], elements: int | None
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert kv_elements_per_token(tmp_path) == elements
+
+
+@pytest.mark.parametrize(
+    ("options", "said", "hint"),
+    [
+        (["--only", "alpa"], "'alpa' is no sequence", "'alpha'"),
+        (["--model", "x", "--model-path", "y"], "exclude each other", "moved"),
+        (["--repeat", "0"], "--repeat", "--help"),
+        (["--set", "dtpye=x"], "unknown key dtpye", "did you mean dtype?"),
+        (["--name", "record"], "cannot be called record", "--name"),
+    ],
+)
+def test_mistakes_are_told_before_anything_runs(
+    audit: AuditDir,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    said: str,
+    hint: str,
+) -> None:
+    assert run(["replay", str(audit.path), "--config", str(SDPA), *options]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    error, hinted = captured.err.splitlines()
+    assert error.startswith("error: ")
+    assert said in error
+    assert hinted.startswith("hint: ")
+    assert hint in hinted

@@ -1,0 +1,316 @@
+"""Configuration: what is accepted, what is refused and how, and how automatic values end."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import tomllib
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from trace_audit.config import (
+    EngineConfig,
+    Hardware,
+    RunConfig,
+    default_record_config,
+    flat,
+    keys,
+    load_config,
+    override,
+    parse_set,
+    resolve,
+)
+from trace_audit.errors import ConfigError
+
+CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.toml"))
+CPU = Hardware(cuda_available=False, cuda_device_name=None, cpu_count=6)
+CUDA = Hardware(cuda_available=True, cuda_device_name="some device", cpu_count=6)
+
+
+def load_text(tmp_path: Path, text: str) -> RunConfig:
+    path = tmp_path / "config.toml"
+    path.write_text(text, encoding="utf-8")
+    return load_config(path)
+
+
+def refusal(tmp_path: Path, text: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        load_text(tmp_path, text)
+    return caught.value
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_named_configurations_are_whole_and_called_like_their_file(path: Path) -> None:
+    config = load_config(path)
+    assert config.name == path.stem
+    written = tomllib.loads(path.read_text(encoding="utf-8"))
+    assert set(written["engine"]) == set(EngineConfig.model_fields)
+
+
+def test_the_named_configurations_are_there() -> None:
+    assert {path.stem for path in CONFIGS} == {
+        "fp32-eager",
+        "fp32-triton",
+        "bf16-eager",
+        "bf16-sdpa",
+        "bf16-triton",
+        "fp16-sdpa",
+        "bf16-fp32head",
+        "batch1",
+    }
+
+
+def test_fp32_eager_computes_what_record_does_by_default() -> None:
+    path = next(path for path in CONFIGS if path.stem == "fp32-eager")
+    assert load_config(path).engine == default_record_config().engine
+
+
+def test_unknown_key_offers_the_nearest(tmp_path: Path) -> None:
+    error = refusal(tmp_path, 'name = "x"\n[engine]\ndtpye = "float16"\n')
+    assert "engine.dtpye" in error.message
+    assert error.hint == "did you mean dtype?"
+
+
+def test_a_typo_in_a_required_key_is_told_as_a_typo(tmp_path: Path) -> None:
+    error = refusal(tmp_path, 'nmae = "x"\n')
+    assert "unknown key nmae" in error.message
+    assert error.hint == "did you mean name?"
+
+
+def test_an_engine_key_outside_its_table_is_sent_there(tmp_path: Path) -> None:
+    error = refusal(tmp_path, 'name = "x"\ndtype = "float16"\n')
+    assert error.hint == "dtype belongs under [engine]"
+
+
+def test_unknown_table_is_refused(tmp_path: Path) -> None:
+    error = refusal(tmp_path, 'name = "x"\n[engin]\ndtype = "float16"\n')
+    assert "unknown key engin" in error.message
+    assert error.hint == "did you mean engine?"
+
+
+def test_bad_choice_names_key_value_and_choices(tmp_path: Path) -> None:
+    error = refusal(tmp_path, 'name = "x"\n[engine]\ndtype = "bfloat61"\n')
+    assert "engine.dtype = 'bfloat61'" in error.message
+    assert "float32, bfloat16, float16" in error.message
+    assert error.hint == "did you mean bfloat16?"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("max_num_seqs = 0", "at least 1"),
+        ("max_num_seqs = -3", "at least 1"),
+        ("max_num_seqs = true", "a whole number"),
+        ("max_num_seqs = 3.5", "a whole number"),
+        ('max_num_seqs = "3"', "a whole number"),
+        ("max_num_seqs = 99999999999", "at most 2147483647"),
+        ("num_kv_blocks = -1", "at least 0"),
+        ("block_size = 24", "a power of two"),
+        ("block_size = 0", "at least 1"),
+        ("gpu_memory_utilization = 0.0", "more than 0"),
+        ("gpu_memory_utilization = 1.5", "at most 1"),
+        ("gpu_memory_utilization = nan", "a finite number"),
+        ("gpu_memory_utilization = true", "a number"),
+        ("enable_trace_replay = 1", "true or false"),
+        ("dtype = 16", "is not one of float32"),
+    ],
+)
+def test_bad_values_are_refused_by_key_and_value(tmp_path: Path, line: str, said: str) -> None:
+    error = refusal(tmp_path, f'name = "x"\n[engine]\n{line}\n')
+    assert f"engine.{line.split()[0]} = " in error.message
+    assert said in error.message
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".hidden", "a/b", "a b", "../x", "a\nb", "\u202ea", "-x", "x" * 101]
+)
+def test_names_that_are_no_directory_names_are_refused(tmp_path: Path, name: str) -> None:
+    escaped = name.encode("unicode_escape").decode()
+    assert "name = " in refusal(tmp_path, f'name = "{escaped}"\n').message
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"name = ", "is not valid TOML"),
+        (b"name = 'x'\nname = 'y'\n", "line 2"),
+        (b"\xff\xfe", "is not valid UTF-8"),
+        (b"", "the key name is missing"),
+    ],
+)
+def test_files_that_are_no_configuration(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert str(path) in caught.value.message
+    assert said in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["missing.toml", "."])
+def test_a_path_that_is_no_file_is_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(tmp_path / name)
+    assert str(tmp_path / name) in caught.value.message
+
+
+def test_configurations_cannot_be_changed() -> None:
+    config = default_record_config()
+    with pytest.raises(ValidationError):
+        config.name = "other"
+    with pytest.raises(ValidationError):
+        config.engine.dtype = "float16"
+
+
+def test_configurations_cross_process_boundaries() -> None:
+    config = default_record_config()
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_override_replaces_only_what_it_names() -> None:
+    before = default_record_config()
+    after = override(before, {"engine.dtype": "bfloat16", "engine.max_num_seqs": 4})
+    changed = {key for key, value in flat(after).items() if value != flat(before)[key]}
+    assert changed == {"engine.dtype", "engine.max_num_seqs"}
+    assert before == default_record_config()
+
+
+@pytest.mark.parametrize("key", ["dtype", "engine.dtpye", "engine", "engine.dtype.x"])
+def test_override_refuses_unknown_keys(key: str) -> None:
+    with pytest.raises(ConfigError, match="unknown key"):
+        override(default_record_config(), {key: "float32"})
+
+
+def test_flat_has_every_key_once() -> None:
+    assert list(flat(default_record_config())) == keys()
+
+
+def test_set_gives_the_cross_product_in_order() -> None:
+    assert parse_set(["dtype=float32,bfloat16", "engine.block_size=16,32"]) == [
+        {"engine.dtype": "float32", "engine.block_size": 16},
+        {"engine.dtype": "float32", "engine.block_size": 32},
+        {"engine.dtype": "bfloat16", "engine.block_size": 16},
+        {"engine.dtype": "bfloat16", "engine.block_size": 32},
+    ]
+
+
+def test_no_set_is_one_run_without_changes() -> None:
+    assert parse_set([]) == [{}]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("enable_trace_replay=false", False),
+        ("max_num_seqs=4", 4),
+        ("gpu_memory_utilization=0.5", 0.5),
+        ("dtype=bfloat16", "bfloat16"),
+        ('dtype="bfloat16"', "bfloat16"),
+        ("dtype = bfloat16 ", "bfloat16"),
+        ("name=2026-10-01", "2026-10-01"),
+        ("name=a=b", "a=b"),
+        ("name=[x]", "[x]"),
+    ],
+)
+def test_set_reads_toml_scalars_and_else_strings(text: str, value: object) -> None:
+    (overrides,) = parse_set([text])
+    (parsed,) = overrides.values()
+    assert (parsed, type(parsed)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (["dtype"], "is not KEY=VALUE"),
+        (["dtpye=float32"], "unknown key dtpye"),
+        (["engine.dtpye=float32"], "unknown key engine.dtpye"),
+        (["=float32"], "unknown key"),
+        (["dtype="], "empty value"),
+        (["dtype=float32,"], "empty value"),
+        (["dtype=float32,float32"], "twice"),
+        (["dtype=float32", "engine.dtype=float16"], "twice"),
+    ],
+)
+def test_set_refuses(values: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse_set(values)
+
+
+def test_set_offers_the_nearest_key() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_set(["dtpye=float32"])
+    assert caught.value.hint == "did you mean dtype?"
+
+
+@pytest.mark.parametrize(
+    ("hardware", "device", "backend"), [(CPU, "cpu", "sdpa"), (CUDA, "cuda", "triton")]
+)
+def test_resolve_decides_every_automatic_value(
+    hardware: Hardware, device: str, backend: str
+) -> None:
+    config = RunConfig(name="x", engine=EngineConfig(dtype="bfloat16", max_num_seqs=4))
+    engine = resolve(config, hardware=hardware, max_sequence_len=77).engine
+    assert (engine.device, engine.attention_backend) == (device, backend)
+    assert engine.lm_head_dtype == "bfloat16"
+    assert engine.num_threads == 6
+    assert engine.max_model_len == 77
+    assert engine.shard_size == 32
+    assert engine.num_kv_blocks == 0
+
+
+def test_resolve_keeps_what_was_asked_for() -> None:
+    asked = EngineConfig(
+        device="cpu",
+        attention_backend="eager",
+        lm_head_dtype="float32",
+        dtype="float16",
+        num_threads=2,
+        max_model_len=100,
+        shard_size=3,
+        num_kv_blocks=9,
+    )
+    config = RunConfig(name="x", engine=asked)
+    assert resolve(config, hardware=CUDA, max_sequence_len=77) == config
+
+
+def test_resolving_twice_changes_nothing() -> None:
+    once = resolve(default_record_config(), hardware=CPU, max_sequence_len=50)
+    assert resolve(once, hardware=CPU, max_sequence_len=50) == once
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"engine.device": "cuda"}, "no usable CUDA device"),
+        ({"engine.matmul_precision": "high"}, "TF32"),
+        ({"engine.max_num_batched_tokens": 31}, "max_num_seqs = 32"),
+        ({"engine.max_model_len": 49}, "50 tokens"),
+        ({"engine.num_kv_blocks": 3}, "needs 4 blocks"),
+    ],
+)
+def test_resolve_refuses_what_cannot_be_honoured(overrides: dict[str, object], said: str) -> None:
+    config = override(default_record_config(), overrides)
+    with pytest.raises(ConfigError, match=said):
+        resolve(config, hardware=CPU, max_sequence_len=50)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"engine.max_num_batched_tokens": 32},
+        {"engine.max_model_len": 50},
+        {"engine.num_kv_blocks": 4},
+    ],
+)
+def test_resolve_accepts_the_smallest_that_fits(overrides: dict[str, object]) -> None:
+    config = override(default_record_config(), overrides)
+    resolved = flat(resolve(config, hardware=CPU, max_sequence_len=50))
+    assert {key: resolved[key] for key in overrides} == overrides
+
+
+def test_defaults_are_finite() -> None:
+    numbers = [v for v in flat(default_record_config()).values() if isinstance(v, float)]
+    assert numbers
+    assert all(math.isfinite(number) for number in numbers)

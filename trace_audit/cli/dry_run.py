@@ -1,0 +1,65 @@
+"""What a replay would do, told without loading the model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trace_audit.cli.plan import PlannedRun
+from trace_audit.cli.table import format_table
+from trace_audit.config import EngineConfig
+from trace_audit.storage.audit_dir import AuditDir
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def describe_runs(
+    audit: AuditDir, runs: Sequence[PlannedRun], *, model_directory: Path, only: Sequence[str]
+) -> str:
+    """A table of the runs: sequences, output tokens, and bytes of KV cache they ask for.
+
+    The KV cache is the one the configuration wants; a run takes less where memory is short.
+    """
+    sequences = [s for s in audit.read_trace() if not only or s.sequence_id in only]
+    lengths = [len(s.prompt_token_ids) + len(s.output_token_ids) for s in sequences]
+    tokens = sum(len(s.output_token_ids) for s in sequences)
+    per_token = kv_elements_per_token(model_directory)
+    rows = []
+    for run in runs:
+        engine = run.config.engine
+        elements = None if per_token is None else per_token * _kv_tokens(engine, max(lengths))
+        kv_bytes = "n/a" if elements is None else elements * _BYTES[engine.dtype]
+        rows.append((run.name, len(sequences), tokens, kv_bytes))
+    return format_table(("run", "sequences", "tokens", "kv_bytes"), rows)
+
+
+def kv_elements_per_token(model_directory: Path) -> int | None:
+    """Keys and values a token leaves in all layers together, in elements.
+
+    Returns:
+        None where the model's config.json is not there or does not say it in the usual keys.
+    """
+    try:
+        text = (model_directory / "config.json").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    config: dict[str, Any] = json.loads(text)
+    config = config.get("text_config", config)
+    layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
+    width = config.get("head_dim")
+    if width is None and heads and config.get("hidden_size"):
+        width = config["hidden_size"] // heads
+    kv_heads = config.get("num_key_value_heads") or heads
+    if not layers or not kv_heads or not width or "kv_lora_rank" in config:
+        return None
+    return int(2 * layers * kv_heads * width)
+
+
+def _kv_tokens(engine: EngineConfig, max_length: int) -> int:
+    """Cache slots: the blocks asked for, or every sequence slot at full length."""
+    max_length = max(max_length, engine.max_model_len)
+    per_sequence = -(-max_length // engine.block_size)
+    blocks = engine.num_kv_blocks or engine.max_num_seqs * per_sequence
+    return blocks * engine.block_size

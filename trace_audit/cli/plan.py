@@ -1,0 +1,103 @@
+"""Which runs a `replay` command means."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trace_audit.cli.run_names import base_name, checked_name, free_name
+from trace_audit.cli.unfinished import unfinished_runs
+from trace_audit.config import RunConfig, load_config, override, parse_set
+from trace_audit.errors import UsageError
+from trace_audit.storage.audit_dir import AuditDir
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRun:
+    """One run of a replay command.
+
+    Attributes:
+        name: the run's name in the audit.
+        config: as requested.
+        repeat_of: the run that this one repeats, None for a first one.
+    """
+
+    name: str
+    config: RunConfig
+    repeat_of: str | None
+
+
+def plan_runs(
+    audit: AuditDir,
+    config_paths: Sequence[Path],
+    sets: Sequence[str],
+    *,
+    name: str | None,
+    repeat: int,
+    force: bool,
+) -> list[PlannedRun]:
+    """Every configuration with every combination of `--set`, `repeat` times each, named.
+
+    Raises:
+        ConfigError: a configuration, an override or a name is wrong.
+        UsageError: `name` is given to several runs.
+    """
+    overrides = parse_set(sets)
+    configs = [load_config(path) for path in config_paths]
+    wanted = [(config, change) for config in configs for change in overrides]
+    if name is not None and len(wanted) > 1:
+        raise UsageError(
+            f"--name {name} names one run, and {len(wanted)} were asked for",
+            hint="leave out --name: runs are called by their configuration and what --set changed",
+        )
+    unfinished = unfinished_runs(audit)
+    taken = {*audit.run_names(), *unfinished.running}
+    runs: list[PlannedRun] = []
+    for config, change in wanted:
+        if name is not None:
+            chosen = checked_name(name)
+        else:
+            base = base_name(config.name, change)
+            chosen = free_name(base, taken=taken, interrupted=unfinished.interrupted, force=force)
+        _check_distinct(chosen, runs)
+        runs += _repeats(chosen, override(config, change), repeat)
+        taken |= {run.name for run in runs}
+    return runs
+
+
+def check_sequences(audit: AuditDir, only: Sequence[str]) -> None:
+    """Refuse ids that the trace does not have.
+
+    Raises:
+        UsageError: names the first such id and the nearest that exists.
+    """
+    if not only:
+        return
+    known = [sequence.sequence_id for sequence in audit.read_trace()]
+    for sequence_id in only:
+        if sequence_id not in known:
+            near = difflib.get_close_matches(sequence_id, known, n=1)
+            raise UsageError(
+                f"--only {sequence_id!r} is no sequence of {audit.path}",
+                hint=f"did you mean {near[0]!r}?" if near else f"the first one is {known[0]!r}",
+            )
+
+
+def _check_distinct(name: str, runs: Sequence[PlannedRun]) -> None:
+    # Without --force the second would have got another name; with it, it would replace the first.
+    if any(run.name == name for run in runs):
+        raise UsageError(
+            f"two of the runs asked for are called {name}",
+            hint="give the configurations different names, or leave out --force",
+        )
+
+
+def _repeats(name: str, config: RunConfig, repeat: int) -> list[PlannedRun]:
+    first = PlannedRun(name=name, config=config, repeat_of=None)
+    others = [
+        PlannedRun(name=checked_name(f"{name}-repeat{number}"), config=config, repeat_of=name)
+        for number in range(2, repeat + 1)
+    ]
+    return [first, *others]

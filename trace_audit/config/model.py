@@ -1,0 +1,80 @@
+"""The configuration's keys, their defaults and what values they take."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")
+_MAX_NAME_LENGTH = 100  # two of them and more make a file name of at most 255 bytes
+RUN_NAME_RULE = (
+    f"letters, digits and the characters . _ = + -, starting with a letter or digit, "
+    f"at most {_MAX_NAME_LENGTH} characters"
+)
+
+DType = Literal["float32", "bfloat16", "float16"]
+NonNegative = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class EngineConfig(_Section):
+    """How one run computes. `docs/configuration.md` describes every key."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: DType = "float32"
+    lm_head_dtype: Literal["auto", DType] = "auto"
+    attention_backend: Literal["auto", "eager", "sdpa", "triton"] = "auto"
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.9
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    max_num_seqs: Positive = 32
+    num_threads: NonNegative = 0
+    max_num_batched_tokens: Positive = 2048
+    max_model_len: NonNegative = 0
+    block_size: Positive = 16
+    num_kv_blocks: NonNegative = 0
+    preemption: Literal["swap", "recompute"] = "swap"
+    shard_size: NonNegative = 0
+    enable_trace_replay: bool = True
+
+    @field_validator("block_size")
+    @classmethod
+    def _is_power_of_two(cls, value: int) -> int:
+        if value & (value - 1):
+            raise ValueError("a power of two")
+        return value
+
+
+class RunConfig(_Section):
+    """One named configuration.
+
+    Attributes:
+        name: names the run's directory: letters, digits and `. _ = + -`.
+        engine: how the run computes.
+    """
+
+    name: str
+    engine: EngineConfig = EngineConfig()
+
+    @field_validator("name")
+    @classmethod
+    def _is_safe_name(cls, value: str) -> str:
+        if not is_run_name(value):
+            raise ValueError(RUN_NAME_RULE)
+        return value
+
+
+def is_run_name(name: str) -> bool:
+    """Whether a run can be called this: safe as a directory name and on a command line."""
+    return len(name) <= _MAX_NAME_LENGTH and _NAME.fullmatch(name) is not None
+
+
+def default_record_config() -> RunConfig:
+    """The reference that `record` uses unless told otherwise: float32 and eager attention."""
+    engine = EngineConfig(dtype="float32", attention_backend="eager")
+    return RunConfig(name="record", engine=engine)

@@ -1,0 +1,217 @@
+"""One candidate against one baseline: align, measure, summarize."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trace_audit.diff import identity
+from trace_audit.diff.align import AlignedPair, align
+from trace_audit.diff.bootstrap import Resampler
+from trace_audit.diff.details import TokenDetails
+from trace_audit.diff.flips import TopChanges, top_changes
+from trace_audit.diff.kl import KLTerms
+from trace_audit.diff.kl_metrics import kl_coverage, pair_kl
+from trace_audit.diff.metrics import MetricTable, unequal_rows
+from trace_audit.diff.source import AuditSource
+from trace_audit.diff.structure import first_place, influence, position_buckets, worst_rows
+from trace_audit.diff.summary import (
+    REPORT_FORMAT_VERSION,
+    FlipSummary,
+    InvalidPair,
+    PairSummary,
+    ReportSummary,
+)
+from trace_audit.errors import InvalidComparisonError, UsageError
+
+NUM_WORST = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A pair with its per-row results and its summary."""
+
+    pair: AlignedPair
+    kl: KLTerms | None
+    changes: TopChanges | None
+    details: TokenDetails
+    summary: PairSummary
+
+
+def compare(source: AuditSource, baseline: str, candidate: str) -> Comparison:
+    """Compares two runs of an audit.
+
+    Raises:
+        InvalidComparisonError: They cannot be compared.
+        AuditDirError: A run is unknown or damaged.
+    """
+    identity.check_comparable(source.info(baseline), source.info(candidate), candidate)
+    pair = align(
+        source.trace,
+        source.rows(baseline),
+        source.rows(candidate),
+        record=source.record_rows(),
+    )
+    kl, reverse = pair_kl(pair)
+    changes = top_changes(pair)
+    details = TokenDetails(source, pair, kl, changes)
+    summary = _pair_summary(source, pair, kl, reverse, changes, details)
+    return Comparison(pair=pair, kl=kl, changes=changes, details=details, summary=summary)
+
+
+def compare_all(
+    source: AuditSource, baseline: str, candidates: Sequence[str]
+) -> tuple[ReportSummary, list[Comparison]]:
+    """Compares several candidates with one baseline.
+
+    A candidate that cannot be compared becomes an :class:`InvalidPair` if there are others; alone
+    it is an error.
+
+    Raises:
+        UsageError: There is no candidate, or the baseline is one.
+        InvalidComparisonError: No candidate can be compared.
+    """
+    check_candidates(baseline, candidates)
+    done: list[Comparison] = []
+    invalid: list[InvalidPair] = []
+    errors: list[InvalidComparisonError] = []
+    for candidate in candidates:
+        try:
+            done.append(compare(source, baseline, candidate))
+        except InvalidComparisonError as error:
+            errors.append(error)
+            invalid.append(InvalidPair(candidate=candidate, message=error.message, hint=error.hint))
+    if not done:
+        raise errors[0]
+    done.sort(key=_cost)
+    pairs = tuple(comparison.summary for comparison in done)
+    return (
+        ReportSummary(
+            format_version=REPORT_FORMAT_VERSION,
+            trace=source.trace_identity(),
+            baseline=baseline,
+            pairs=pairs,
+            invalid=tuple(invalid),
+            next_commands=_next_commands(str(source.audit.path), baseline, pairs),
+        ),
+        done,
+    )
+
+
+def check_candidates(baseline: str, candidates: Sequence[str]) -> None:
+    """Refuses an empty comparison and one of a run with itself.
+
+    Raises:
+        UsageError: Either of them.
+    """
+    if not candidates:
+        raise UsageError(
+            f"There is no run to compare with {baseline!r}.",
+            hint="Make one with: trace-audit replay DIR --config TOML",
+        )
+    if baseline in candidates:
+        raise UsageError(
+            f"Run {baseline!r} is both baseline and candidate; a run always equals itself.",
+            hint="Replay the same configuration again to see whether it repeats.",
+        )
+
+
+def _cost(comparison: Comparison) -> tuple[float, str]:
+    seconds = comparison.summary.candidate.engine_seconds
+    return (np.inf if seconds is None else seconds, comparison.summary.candidate.name)
+
+
+def _pair_summary(
+    source: AuditSource,
+    pair: AlignedPair,
+    kl: KLTerms | None,
+    reverse: KLTerms | None,
+    changes: TopChanges | None,
+    details: TokenDetails,
+) -> PairSummary:
+    names = (pair.baseline_name, pair.candidate_name)
+    baseline, candidate = (identity.run_identity(name, source.info(name)) for name in names)
+    config = identity.differences(baseline.resolved, candidate.resolved)
+    environment = identity.differences(baseline.environment, candidate.environment)
+    resampler = Resampler(len(pair.group_ids))
+    table = MetricTable(pair, resampler)
+    unequal = unequal_rows(pair)
+    bitwise = unequal is not None and not unequal.any()
+    return PairSummary(
+        baseline=baseline,
+        candidate=candidate,
+        config_differences=config,
+        environment_differences=environment,
+        warnings=identity.warnings(baseline, candidate, config, environment),
+        sequences=len(np.unique(pair.sequence)),
+        groups=len(pair.group_ids),
+        tokens=len(pair),
+        unscored=pair.unscored,
+        bitwise=bitwise,
+        unequal_rows=None if unequal is None else int(unequal.sum()),
+        non_finite=int((~pair.finite).sum()),
+        effective_n=table.effective_n,
+        design_effect=table.design_effect,
+        influence=influence(pair),
+        metrics=() if bitwise else table.metrics(kl, reverse, changes),
+        kl_coverage=kl_coverage(kl, reverse),
+        flips=_flip_summary(changes, details),
+        first_difference=first_place(pair, (pair.delta != 0) if unequal is None else unequal),
+        first_flip=None if changes is None else first_place(pair, changes.flip),
+        first_non_finite=first_place(pair, ~pair.finite),
+        buckets=position_buckets(pair, resampler),
+        worst=tuple(details.token(row) for row in worst_rows(pair, NUM_WORST)),
+    )
+
+
+def _flip_summary(changes: TopChanges | None, details: TokenDetails) -> FlipSummary:
+    if changes is None:
+        return FlipSummary(
+            known=0,
+            flips=0,
+            hard=None,
+            tie_changes=0,
+            expected=None,
+            scale=None,
+            threshold=None,
+            examples=(),
+            reason="a run has no best tokens of its own",
+        )
+    flips = np.flatnonzero(changes.flip)
+    widest = flips[np.argsort(-changes.gap[flips], kind="stable")][:NUM_WORST]
+    return FlipSummary(
+        known=int(changes.known.sum()),
+        flips=len(flips),
+        hard=None if changes.hard is None else int(changes.hard.sum()),
+        tie_changes=int(changes.tie_change.sum()),
+        expected=None if changes.expected is None else float(changes.expected.sum()),
+        scale=None if changes.scale is None else float(np.nanmedian(changes.scale)),
+        threshold=None if changes.threshold is None else float(np.nanmedian(changes.threshold)),
+        examples=tuple(details.token(int(row)) for row in widest),
+    )
+
+
+def _next_commands(
+    path: str, baseline: str, pairs: Sequence[PairSummary]
+) -> tuple[tuple[str, str], ...]:
+    option = "" if baseline == "record" else f" --baseline {baseline}"
+    commands = []
+    if len(pairs) > 1:
+        worst = max(pairs, key=_divergence).candidate.name
+        commands.append(
+            (f"trace-audit diff report {path} --candidate {worst}{option}", "its full table")
+        )
+    different = [pair for pair in pairs if pair.worst]
+    if different:
+        name = max(different, key=_divergence).candidate.name
+        show = f"trace-audit diff show {path} --candidate {name}{option}"
+        commands.append((f"{show} --worst 20", "the worst tokens, both sides' best"))
+    commands.append((f"trace-audit diff report {path}{option} --format json", "all numbers"))
+    return tuple(commands)
+
+
+def _divergence(pair: PairSummary) -> float:
+    metric = pair.metric("abs.mean")
+    return -1.0 if metric is None or metric.value is None else metric.value

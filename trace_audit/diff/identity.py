@@ -1,0 +1,122 @@
+"""What two runs were: their run.json, and how they differ other than in the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trace_audit.diff.flips import MANTISSA_BITS
+from trace_audit.diff.summary import Difference, RunIdentity
+from trace_audit.errors import InvalidComparisonError
+
+# A run's name and how its memory was filled are not numerics.
+_IGNORED_KEYS = frozenset({"name"})
+
+
+def run_identity(name: str, info: Mapping[str, Any]) -> RunIdentity:
+    """Reads the parts of run.json that a report shows; what it lacks is None or empty."""
+    timing = info.get("timing") or {}
+    subset = info.get("subset")
+    return RunIdentity(
+        name=name,
+        model=info.get("model"),
+        model_fingerprint=info.get("model_fingerprint"),
+        environment_fingerprint=info.get("environment_fingerprint"),
+        environment=flat(info.get("environment") or {}),
+        requested=flat(info.get("requested_config") or {}),
+        resolved=flat(info.get("resolved_config") or {}),
+        backends={k: str(v) for k, v in flat(info.get("backends") or {}).items()},
+        subset=None if not subset else tuple(str(sequence) for sequence in subset),
+        engine_seconds=timing.get("engine_seconds"),
+        tokens_per_second=timing.get("tokens_per_second"),
+    )
+
+
+def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
+    """Dotted keys of a nested mapping."""
+    result: dict[str, object] = {}
+    for key, value in nested.items():
+        if isinstance(value, Mapping):
+            result.update(flat(value, f"{prefix}{key}."))
+        else:
+            result[f"{prefix}{key}"] = value
+    return result
+
+
+def differences(
+    baseline: Mapping[str, object], candidate: Mapping[str, object]
+) -> tuple[Difference, ...]:
+    """Keys whose values differ, sorted; a key that one side lacks is None there."""
+    keys = sorted((baseline.keys() | candidate.keys()) - _IGNORED_KEYS)
+    return tuple(
+        Difference(key=key, baseline=baseline.get(key), candidate=candidate.get(key))
+        for key in keys
+        if baseline.get(key) != candidate.get(key)
+    )
+
+
+def logit_dtype(identity: RunIdentity) -> str | None:
+    """dtype of the run's logits, where its configuration states it."""
+    for key in ("engine.lm_head_dtype", "engine.dtype"):
+        value = identity.resolved.get(key)
+        if isinstance(value, str) and value in MANTISSA_BITS:
+            return value
+    return None
+
+
+def check_comparable(baseline: Mapping[str, Any], candidate: Mapping[str, Any], name: str) -> None:
+    """Refuses another vocabulary, other kind of logprobs, and an attention that fell back.
+
+    Args:
+        baseline: The baseline's run.json.
+        candidate: The candidate's run.json.
+        name: The candidate's name.
+
+    Raises:
+        InvalidComparisonError: The two are not the same comparison.
+    """
+    sizes = [info.get("vocabulary_size") for info in (baseline, candidate)]
+    if None not in sizes and sizes[0] != sizes[1]:
+        raise InvalidComparisonError(
+            f"Run {name!r} has a vocabulary of {sizes[1]} ids, the baseline one of {sizes[0]}.",
+            hint="Replay a model of the same vocabulary.",
+        )
+    kinds = [info.get("logprobs") for info in (baseline, candidate)]
+    if None not in kinds and kinds[0] != kinds[1]:
+        raise InvalidComparisonError(
+            f"Run {name!r} has {kinds[1]} logprobs, the baseline has {kinds[0]} ones.",
+            hint="A temperature or top-p on one side only is no difference of numerics.",
+        )
+    identity = run_identity(name, candidate)
+    asked = identity.resolved.get("engine.attention_backend")
+    ran = identity.backends.get("attention")
+    if isinstance(asked, str) and asked != "auto" and ran is not None and ran != asked:
+        raise InvalidComparisonError(
+            f"Run {name!r} asked for attention_backend {asked!r} but ran {ran!r}.",
+            hint="A fallback would be audited under the wrong name; replay it.",
+        )
+
+
+def warnings(
+    baseline: RunIdentity,
+    candidate: RunIdentity,
+    config: tuple[Difference, ...],
+    environment: tuple[Difference, ...],
+) -> tuple[str, ...]:
+    """What a reader must know before believing the numbers."""
+    found = []
+    if len(config) > 1:
+        found.append(
+            f"{len(config)} config keys differ, so a difference cannot be laid to one of them"
+        )
+    prints = (baseline.environment_fingerprint, candidate.environment_fingerprint)
+    if None not in prints and prints[0] != prints[1]:
+        keys = ", ".join(difference.key for difference in environment) or "fingerprint"
+        found.append(f"the runs come from different environments ({keys})")
+    models = (baseline.model_fingerprint, candidate.model_fingerprint)
+    if None not in models and models[0] != models[1]:
+        found.append("the candidate is another checkpoint than the baseline")
+    for run in (baseline, candidate):
+        if run.subset is not None:
+            found.append(f"{run.name} is a subset of {len(run.subset)} sequences")
+    return tuple(found)

@@ -1,0 +1,139 @@
+"""KL divergence between two runs' next-token distributions, from a fixed support.
+
+The record run stores, per position, its top-k ids and m ids drawn from its own tail; every run
+stores its logprobs there and its tail mass. With x, y the two runs' probabilities, t their tail
+masses, R the record run, phi(d) = d + expm1(-d) and r_X(v) = x(v) / p_R(v) * t_R / t_X:
+
+    KL(X || Y) = sum_{v in top-k} x phi(ln x/y) + t_X phi(ln t_X/t_Y)
+               + t_X mean_j [ r_X ln(r_X / r_Y) - r_X + r_Y ]
+
+The last bracket equals r_X phi(ln r_X / r_Y). What the form adds to sum x ln(x/y) sums to zero in
+expectation, and every term is >= 0, so nothing cancels when the runs are close. The first two
+terms alone are a lower bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trace_audit.diff.columns import FloatArray, IntArray, RunColumns
+from trace_audit.storage.schema import SUPPORT_TOP_K
+
+HEAVY_TAIL_RATIO = 4.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedSupport:
+    """What a run says at the support: S ids a position, of which the first k are the top.
+
+    Attributes:
+        logprobs: float64 [N, S].
+        log_tail: float64 [N], log of the mass outside the top k ids.
+    """
+
+    logprobs: FloatArray
+    log_tail: FloatArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class KLTerms:
+    """KL(X || Y) per position, float64 [N] nats.
+
+    Attributes:
+        estimate: The full estimator; NaN where there is none, inf where Y misses mass of X.
+        lower_bound: Top ids and one tail bucket.
+        no_support: bool [N], positions without a support.
+        non_finite: bool [N], positions with a support but a NaN on either side.
+        heavy_tail: bool [N], X's tail mass is over four times the record run's.
+    """
+
+    estimate: FloatArray
+    lower_bound: FloatArray
+    no_support: NDArray[np.bool_]
+    non_finite: NDArray[np.bool_]
+    heavy_tail: NDArray[np.bool_]
+
+    @property
+    def infinite(self) -> NDArray[np.bool_]:
+        """Positions where Y gives zero probability to something that X does not: bool [N]."""
+        return np.isposinf(self.estimate)
+
+    @property
+    def usable(self) -> NDArray[np.bool_]:
+        """Positions that enter a mean: bool [N]."""
+        return np.isfinite(self.estimate)
+
+
+def fixed_support(columns: RunColumns | None) -> FixedSupport | None:
+    """The support columns of a run, or None where it does not have them."""
+    if columns is None or columns.support_logprobs is None or columns.log_tail_mass is None:
+        return None
+    return FixedSupport(logprobs=columns.support_logprobs, log_tail=columns.log_tail_mass)
+
+
+def fixed_support_kl(
+    x: FixedSupport,
+    y: FixedSupport,
+    record: FixedSupport,
+    support_token_ids: IntArray,
+    *,
+    num_top: int = SUPPORT_TOP_K,
+) -> KLTerms:
+    """KL(X || Y) at every position.
+
+    Args:
+        x: The distribution that the expectation is over.
+        y: The other one.
+        record: The run whose tail the last S - num_top ids were drawn from.
+        support_token_ids: int64 [N, S], -1 where none.
+        num_top: k, leading ids that are the record run's best; the rest are draws.
+    """
+    no_support = (support_token_ids < 0).any(axis=1) | (support_token_ids.shape[1] <= num_top)
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        top = _phi_terms(x.logprobs[:, :num_top], y.logprobs[:, :num_top]).sum(axis=1)
+        bucket = _phi_terms(x.log_tail, y.log_tail)
+        drawn = slice(num_top, None)
+        tail = _tail_terms(
+            FixedSupport(logprobs=x.logprobs[:, drawn], log_tail=x.log_tail[:, None]),
+            FixedSupport(logprobs=y.logprobs[:, drawn], log_tail=y.log_tail[:, None]),
+            FixedSupport(logprobs=record.logprobs[:, drawn], log_tail=record.log_tail[:, None]),
+        )
+        draws = support_token_ids.shape[1] - num_top
+        estimate = top + bucket + tail.sum(axis=1) / max(draws, 1)
+        heavy = x.log_tail > record.log_tail + np.log(HEAVY_TAIL_RATIO)
+    non_finite = ~no_support & np.isnan(estimate)
+    return KLTerms(
+        estimate=np.where(no_support, np.nan, estimate),
+        lower_bound=np.where(no_support | non_finite, np.nan, top + bucket),
+        no_support=no_support,
+        non_finite=non_finite,
+        heavy_tail=heavy & ~no_support,
+    )
+
+
+def _phi(d: FloatArray) -> FloatArray:
+    return d + np.expm1(-d)
+
+
+def _phi_terms(log_x: FloatArray, log_y: FloatArray) -> FloatArray:
+    """x ln(x/y) - x + y: y where x is zero, inf where only y is zero, 0 where both are."""
+    zero_x = np.isneginf(log_x)
+    zero_y = np.isneginf(log_y)
+    terms = np.exp(log_x) * _phi(log_x - log_y)
+    terms = np.where(zero_x, np.exp(log_y), terms)
+    return np.where(zero_y & ~np.isnan(log_x), np.where(zero_x, 0.0, np.inf), terms)
+
+
+def _tail_terms(x: FixedSupport, y: FixedSupport, record: FixedSupport) -> FloatArray:
+    """t_X r_X phi(ln r_X/r_Y) of each draw: [N, m]."""
+    log_weight_x = x.logprobs - record.logprobs + record.log_tail
+    # t_X r_Y: what is left of a term when x(v) is zero.
+    log_weight_y = y.logprobs - record.logprobs + record.log_tail + x.log_tail - y.log_tail
+    zero_x = np.isneginf(x.logprobs)
+    zero_y = np.isneginf(y.logprobs)
+    terms = np.exp(log_weight_x) * _phi(log_weight_x - log_weight_y)
+    terms = np.where(zero_x, np.exp(log_weight_y), terms)
+    return np.where(zero_y & ~np.isnan(x.logprobs), np.where(zero_x, 0.0, np.inf), terms)

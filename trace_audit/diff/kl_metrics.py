@@ -1,0 +1,114 @@
+"""KL rows of the metric table, and the rules on when each may be printed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trace_audit.diff.align import AlignedPair
+from trace_audit.diff.catalog import absent, as_lower_bound, metric
+from trace_audit.diff.estimators import GroupedTokens
+from trace_audit.diff.kl import KLTerms, fixed_support, fixed_support_kl
+from trace_audit.diff.summary import KLCoverage, Metric
+
+Grouped = Callable[[NDArray[np.bool_]], GroupedTokens]
+
+_MAX_HEAVY_SHARE = 0.05
+_SAMPLED_BY = {"sampled": "record", "imported": "imported"}
+
+
+def pair_kl(pair: AlignedPair) -> tuple[KLTerms | None, KLTerms | None]:
+    """KL(baseline || candidate) and KL(candidate || baseline) per row, where they can be had."""
+    a, b = fixed_support(pair.baseline), fixed_support(pair.candidate)
+    record = fixed_support(pair.record)
+    if a is None or b is None or record is None:
+        return None, None
+    ids = pair.support_token_ids
+    return fixed_support_kl(a, b, record, ids), fixed_support_kl(b, a, record, ids)
+
+
+def kl_metrics(
+    pair: AlignedPair, grouped: Grouped, kl: KLTerms | None, reverse: KLTerms | None
+) -> list[Metric]:
+    """The section "kl" of the table."""
+    return [
+        *_direction(grouped, kl, "kl.mean", "kl.lower"),
+        *_direction(grouped, reverse, "kl.reverse", "kl.reverse_lower"),
+        *_sampled_estimators(pair, grouped),
+    ]
+
+
+def kl_coverage(kl: KLTerms | None, reverse: KLTerms | None) -> KLCoverage | None:
+    """How many rows the forward KL used and left out."""
+    if kl is None or reverse is None:
+        return None
+    return KLCoverage(
+        used=int(kl.usable.sum()),
+        no_support=int(kl.no_support.sum()),
+        non_finite=int(kl.non_finite.sum()),
+        infinite=int(kl.infinite.sum()),
+        heavy_tail_share=heavy_tail_share(reverse),
+    )
+
+
+def heavy_tail_share(terms: KLTerms) -> float | None:
+    """Part of a KL sum on rows where X's tail mass is over four times the record run's."""
+    estimate = terms.estimate[terms.usable]
+    total = float(estimate.sum())
+    if not total > 0:
+        return None
+    return float(estimate[terms.heavy_tail[terms.usable]].sum()) / total
+
+
+def _direction(grouped: Grouped, terms: KLTerms | None, name: str, bound: str) -> list[Metric]:
+    if terms is None:
+        reason = "a run has no logprobs at the fixed support"
+        return [absent(name, reason), absent(bound, reason)]
+    if not terms.usable.any():
+        reason = _why_unusable(terms)
+        return [absent(name, reason), absent(bound, reason)]
+    tokens = grouped(terms.usable)
+    lower = metric(bound, tokens.mean(terms.lower_bound[terms.usable]))
+    share = heavy_tail_share(terms)
+    if share is not None and share > _MAX_HEAVY_SHARE:
+        # Few draws then stand for a tail they were not drawn from; only the bound is sound.
+        note = f"{share:.0%} of the estimate comes from tails over 4 times the record run's"
+        estimate = tokens.mean(terms.lower_bound[terms.usable])
+        return [as_lower_bound(metric(name, estimate), note), lower]
+    infinite = int(terms.infinite.sum())
+    note_infinite = f"infinite at {infinite} tokens, which are left out" if infinite else None
+    return [metric(name, tokens.mean(terms.estimate[terms.usable]), note=note_infinite), lower]
+
+
+def _why_unusable(terms: KLTerms) -> str:
+    if terms.no_support.all():
+        return "no position has a support outside its top ids"
+    return "it is infinite or not a number at every position"
+
+
+def _sampled_estimators(pair: AlignedPair, grouped: Grouped) -> list[Metric]:
+    reason = _why_not_sampled(pair)
+    if reason is not None:
+        return [absent("kl.k1", reason), absent("kl.k3", reason)]
+    tokens = grouped(pair.finite)
+    delta = pair.delta[pair.finite]
+    note = "is KL if the tokens were sampled at temperature 1 without top-p or top-k"
+    return [
+        metric("kl.k1", tokens.mean(-delta), note=note),
+        metric("kl.k3", tokens.mean(np.expm1(delta) - delta), note=note),
+    ]
+
+
+def _why_not_sampled(pair: AlignedPair) -> str | None:
+    """k1 and k3 estimate KL(A || B) only on tokens that were sampled from A."""
+    if "greedy" in pair.sources:
+        return "a greedy trace is no sample, so k1 and k3 do not estimate KL on it"
+    samplers = {_SAMPLED_BY.get(source) for source in pair.sources}
+    if samplers != {pair.baseline_name}:
+        return f"the tokens were not sampled from {pair.baseline_name}"
+    temperature = pair.trace.temperature
+    if "sampled" in pair.sources and temperature != 1.0:
+        return f"the tokens were sampled at temperature {temperature}, not 1"
+    return None

@@ -1,0 +1,91 @@
+"""Reads from an audit directory what comparisons need, each run at most once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from trace_audit.diff.align import RunRows, run_rows
+from trace_audit.diff.identity import logit_dtype, run_identity
+from trace_audit.diff.summary import TraceIdentity
+from trace_audit.diff.trace_index import TraceIndex, trace_index
+
+if TYPE_CHECKING:
+    from trace_audit.storage.audit_dir import AuditDir
+    from trace_audit.storage.trace import TraceSequence
+    from trace_audit.storage.vocabulary import Vocabulary
+
+RECORD = "record"
+
+
+class AuditSource:
+    """Trace, vocabulary and runs of one audit, kept once read."""
+
+    def __init__(self, audit: AuditDir) -> None:
+        """Reads from an opened directory, when asked."""
+        self.audit = audit
+        self._rows: dict[str, RunRows] = {}
+        self._info: dict[str, dict[str, Any]] = {}
+
+    @cached_property
+    def sequences(self) -> list[TraceSequence]:
+        """The trace, a row a sequence."""
+        return self.audit.read_trace()
+
+    @cached_property
+    def trace(self) -> TraceIndex:
+        """The trace as flat arrays."""
+        temperature = self.audit.info.sampling.get("temperature")
+        if not isinstance(temperature, int | float):
+            temperature = None
+        return trace_index(self.sequences, temperature=temperature)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """Bytes of each token."""
+        return self.audit.vocabulary()
+
+    def info(self, name: str) -> Mapping[str, Any]:
+        """run.json of a run."""
+        if name not in self._info:
+            self._info[name] = self.audit.run_info(name)
+        return self._info[name]
+
+    def rows(self, name: str) -> RunRows:
+        """A run's rows, located in the trace.
+
+        Raises:
+            InvalidComparisonError: They do not belong to this trace.
+        """
+        if name not in self._rows:
+            identity = run_identity(name, self.info(name))
+            self._rows[name] = run_rows(
+                self.trace,
+                name,
+                self.audit.read_tokens(name),
+                logit_dtype=logit_dtype(identity),
+                subset=identity.subset,
+            )
+        return self._rows[name]
+
+    def record_rows(self) -> RunRows | None:
+        """The record run, which the support was drawn from; None if the audit lacks it."""
+        return self.rows(RECORD) if RECORD in self.audit.run_names() else None
+
+    def trace_identity(self) -> TraceIdentity:
+        """The trace as a report names it."""
+        info = self.audit.info
+        return TraceIdentity(
+            path=str(self.audit.path),
+            model=info.model,
+            model_fingerprint=info.model_fingerprint,
+            tokenizer_fingerprint=info.tokenizer_fingerprint,
+            trace_sha256=info.trace_sha256,
+            prompts_sha256=info.prompts_sha256,
+            sources=tuple(sorted(set(self.trace.sources))),
+            sequences=len(self.sequences),
+            output_tokens=len(self.trace),
+            vocabulary_size=info.vocabulary_size,
+            tokenizer_size=info.tokenizer_size,
+        )

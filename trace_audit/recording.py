@@ -1,0 +1,290 @@
+"""record(): choose the tokens, keep their statistics, and make the audit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from trace_audit.engine.build import BuiltEngine
+from trace_audit.engine.request import Request, StopChecker
+from trace_audit.engine.sampling_params import SamplingParams
+from trace_audit.errors import InputError, RequestError
+from trace_audit.jobs import Message, RecordJob, Stage
+from trace_audit.model_check import check_model
+from trace_audit.models.conformance import check_architecture
+from trace_audit.models.loader import LoadedModel, check_context, read_config
+from trace_audit.run_setup import (
+    ModelSource,
+    apply_process_settings,
+    build,
+    digest,
+    find_model,
+    load,
+    numeric_config,
+    resolve_for,
+    run_environment,
+    run_info,
+)
+from trace_audit.shard_loop import Emit, run_shards
+from trace_audit.storage.fingerprint import file_sha256, model_fingerprint, tokenizer_fingerprint
+from trace_audit.storage.imported import ImportedSequence, imported_tokens
+from trace_audit.storage.prompts import PromptEntry, import_warnings, read_prompts
+from trace_audit.storage.record_writer import (
+    RecordInfo,
+    RecordWriter,
+    TracePrompt,
+    check_record_target,
+    start_record,
+)
+from trace_audit.storage.shards import plan_shards
+from trace_audit.tokenizer import load_tokenizer, render_prompt, vocabulary_rows
+
+_STOP_WINDOW = 16  # tokens decoded beyond a stop string's own bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sequence:
+    """A line of the prompts file, rendered."""
+
+    entry: PromptEntry
+    prompt_token_ids: list[int]
+
+    def longest(self, max_tokens: int) -> int:
+        outputs = self.entry.output_token_ids
+        return len(self.prompt_token_ids) + (max_tokens if outputs is None else len(outputs))
+
+
+def record(job: RecordJob, emit: Emit) -> dict[str, Any]:
+    """Record a trace and its reference statistics into a new audit directory.
+
+    Raises:
+        UsageError: prompts, model, configuration or target are wrong; nothing was written.
+        RunFailedError: the run could not be finished; finished shards are kept.
+    """
+    started = time.perf_counter()
+    check_record_target(job.output, job.force)
+    entries = read_prompts(job.prompts_path)
+    for warning in import_warnings(entries):
+        emit(Message(warning))
+    emit(Stage("preparing the model"))
+    source = find_model(job.model)
+    model_config = read_config(source.directory)
+    tokenizer = _tokenizer_for(entries, job, source)
+    sequences = [_render(entry, tokenizer) for entry in entries]
+    config = resolve_for(job.config, max(s.longest(job.max_tokens) for s in sequences))
+    check_context(model_config, config.engine.max_model_len)
+    conformance = check_architecture(model_config)
+    apply_process_settings(config)
+    emit(Stage("loading the model"))
+    load_started = time.perf_counter()
+    loaded = load(config, source.directory)
+    built = build(config, loaded)
+    load_seconds = time.perf_counter() - load_started
+    requests = [_request(i, s, job, built, tokenizer) for i, s in enumerate(sequences)]
+    shards = plan_shards(len(sequences), config.engine.shard_size)
+    info = _record_info(job, source, loaded, tokenizer)
+    environment = run_environment(config)
+    writer = start_record(
+        job.output,
+        job_digest=digest(
+            {"info": vars(info), "config": numeric_config(config), "environment": environment}
+        ),
+        num_shards=len(shards),
+        force=job.force,
+    )
+    with writer:
+        resumed = len(writer.finished_shards)
+        emit(Stage("recording"))
+        run_shards(built, writer, shards, range(len(requests)), requests.__getitem__, emit)
+        emit(Stage("writing"))
+        check = _check(loaded, writer, requests[0])
+        _add_imported(writer, sequences, info)
+        token_bytes, special = _vocabulary(tokenizer, loaded.vocabulary_size)
+        audit = writer.finish(
+            info,
+            [_trace_prompt(s, job) for s in sequences],
+            token_bytes=token_bytes,
+            special=special,
+            run_info=run_info(
+                requested=job.config,
+                resolved=config,
+                built=built,
+                environment=environment,
+                model=job.model,
+                model_fingerprint=info.model_fingerprint,
+                vocabulary_size=loaded.vocabulary_size,
+                load_seconds=load_seconds,
+                engine_seconds=writer.engine_seconds,
+                wall_seconds=time.perf_counter() - started,
+                tokens=writer.finished_tokens,
+                resumed_shards=resumed,
+            )
+            | {"conformance_max_abs_delta_logprob": conformance, "model_check": check},
+        )
+        seconds = writer.engine_seconds
+    tokens = audit.info.num_output_tokens
+    return {
+        "run": "record",
+        "path": str(job.output),
+        "sequences": audit.info.num_sequences,
+        "tokens": tokens,
+        "tokens_per_second": tokens / seconds if seconds else 0.0,
+        "resumed_shards": resumed,
+    }
+
+
+def _tokenizer_for(
+    entries: Sequence[PromptEntry], job: RecordJob, source: ModelSource
+) -> PreTrainedTokenizerBase | None:
+    """The tokenizer, if the model has one; needed only where there is text."""
+    needs_text = bool(job.stop_strings) or any(e.prompt_token_ids is None for e in entries)
+    if not needs_text and tokenizer_fingerprint(source.directory) is None:
+        return None
+    return load_tokenizer(source.directory)
+
+
+def _render(entry: PromptEntry, tokenizer: PreTrainedTokenizerBase | None) -> _Sequence:
+    if entry.prompt_token_ids is not None:
+        return _Sequence(entry=entry, prompt_token_ids=list(entry.prompt_token_ids))
+    assert tokenizer is not None
+    return _Sequence(entry=entry, prompt_token_ids=render_prompt(tokenizer, entry))
+
+
+def _request(
+    index: int,
+    sequence: _Sequence,
+    job: RecordJob,
+    built: BuiltEngine,
+    tokenizer: PreTrainedTokenizerBase | None,
+) -> Request:
+    entry = sequence.entry
+    params = SamplingParams(
+        temperature=job.temperature,
+        seed=job.seed,
+        max_tokens=job.max_tokens,
+        ignore_eos=job.ignore_eos,
+        stop_token_ids=job.stop_token_ids,
+        stop=job.stop_strings,
+        trace_decode_token_ids=entry.output_token_ids,
+    )
+    checker = None
+    if job.stop_strings:
+        assert tokenizer is not None
+        checker = _stop_checker(job.stop_strings, tokenizer)
+    try:
+        return built.input_processor.process(
+            entry.sequence_id,
+            sequence.prompt_token_ids,
+            params,
+            index=index,
+            stop_checker=checker,
+        )
+    except RequestError as error:
+        raise InputError(
+            f"line {entry.line_number} of {job.prompts_path}: {error.message}", hint=error.hint
+        ) from error
+
+
+def _stop_checker(stops: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> StopChecker:
+    """Whether a stop string appears in the text of the last tokens.
+
+    A token has at least one byte, but for special ones that decode to nothing.
+    """
+    window = max(len(stop.encode()) for stop in stops) + _STOP_WINDOW
+
+    def stopped(output_token_ids: Sequence[int]) -> bool:
+        text = tokenizer.decode(list(output_token_ids[-window:]), skip_special_tokens=False)
+        return any(stop in text for stop in stops)
+
+    return stopped
+
+
+def _record_info(
+    job: RecordJob,
+    source: ModelSource,
+    loaded: LoadedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+) -> RecordInfo:
+    return RecordInfo(
+        model=job.model,
+        model_path=str(source.directory),
+        model_revision=source.revision,
+        model_fingerprint=model_fingerprint(source.directory),
+        tokenizer_fingerprint=tokenizer_fingerprint(source.directory),
+        prompts_sha256=file_sha256(job.prompts_path),
+        vocabulary_size=loaded.vocabulary_size,
+        tokenizer_size=None if tokenizer is None else len(tokenizer),
+        seed=job.seed,
+        sampling={
+            "temperature": job.temperature,
+            "max_tokens": job.max_tokens,
+            "ignore_eos": job.ignore_eos,
+            "stop_token_ids": list(job.stop_token_ids),
+            "stop_strings": list(job.stop_strings),
+        },
+    )
+
+
+def _trace_prompt(sequence: _Sequence, job: RecordJob) -> TracePrompt:
+    entry = sequence.entry
+    source = "sampled" if job.temperature > 0 else "greedy"
+    mask = entry.score_mask
+    return TracePrompt(
+        sequence_id=entry.sequence_id,
+        group_id=entry.group_id,
+        prompt_token_ids=np.array(sequence.prompt_token_ids, dtype=np.int32),
+        score_mask=None if mask is None else np.array(mask, dtype=np.bool_),
+        source=source if entry.output_token_ids is None else "imported",
+    )
+
+
+def _check(loaded: LoadedModel, writer: RecordWriter, first: Request) -> dict[str, Any]:
+    """Score the first sequence with transformers itself, from the rows that were kept."""
+    table = writer.read_shard(0).table
+    rows = table.filter(np.asarray(table["sequence_index"]) == 0)
+    return check_model(
+        loaded,
+        first.prompt_token_ids,
+        rows["token_id"].to_pylist(),
+        rows["logprob"].to_numpy(),
+    )
+
+
+def _add_imported(writer: RecordWriter, sequences: Sequence[_Sequence], info: RecordInfo) -> None:
+    """Logprobs that came with imported tokens become a run of their own."""
+    given = [
+        ImportedSequence(
+            sequence_index=index,
+            sequence_id=sequence.entry.sequence_id,
+            prompt_length=len(sequence.prompt_token_ids),
+            token_ids=sequence.entry.output_token_ids,
+            logprobs=sequence.entry.logprobs,
+        )
+        for index, sequence in enumerate(sequences)
+        if sequence.entry.output_token_ids is not None and sequence.entry.logprobs is not None
+    ]
+    if not given:
+        return
+    partial = len(given) < len(sequences)
+    writer.add_imported_run(
+        imported_tokens(given),
+        {
+            "model": None,
+            "vocabulary_size": info.vocabulary_size,
+            "capabilities": {"logprob": "exact"},
+            "subset": [s.sequence_id for s in given] if partial else None,
+        },
+    )
+
+
+def _vocabulary(
+    tokenizer: PreTrainedTokenizerBase | None, vocabulary_size: int
+) -> tuple[list[bytes], list[bool]]:
+    if tokenizer is None:
+        return [b""] * vocabulary_size, [False] * vocabulary_size
+    return vocabulary_rows(tokenizer, vocabulary_size)

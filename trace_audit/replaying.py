@@ -1,0 +1,163 @@
+"""replay(): score a recorded trace under another configuration."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from trace_audit.engine.build import BuiltEngine
+from trace_audit.engine.request import Request
+from trace_audit.engine.sampling_params import SamplingParams
+from trace_audit.errors import ModelError
+from trace_audit.jobs import ReplayJob, Stage
+from trace_audit.models.conformance import check_architecture
+from trace_audit.models.loader import check_context, read_config
+from trace_audit.run_setup import (
+    ModelSource,
+    apply_process_settings,
+    build,
+    digest,
+    find_model,
+    load,
+    numeric_config,
+    resolve_for,
+    run_environment,
+    run_info,
+)
+from trace_audit.shard_loop import Emit, run_shards
+from trace_audit.storage.audit_dir import AuditDir
+from trace_audit.storage.fingerprint import model_fingerprint, tokenizer_fingerprint
+from trace_audit.storage.shards import plan_shards
+from trace_audit.storage.trace import TraceSequence
+
+
+def replay(job: ReplayJob, emit: Emit) -> dict[str, Any]:
+    """Replay the audit's trace, every token of it, and add the run to the audit.
+
+    Raises:
+        UsageError: audit, model or configuration are wrong; nothing was written.
+        RunFailedError: the run could not be finished; finished shards are kept.
+    """
+    started = time.perf_counter()
+    audit = AuditDir.open(job.audit)
+    trace = audit.read_trace()
+    chosen = [i for i, s in enumerate(trace) if not job.only or s.sequence_id in job.only]
+    emit(Stage("preparing the model"))
+    source, fingerprint = _model(job, audit)
+    model_config = read_config(source.directory)
+    config = resolve_for(job.config, max(_length(trace[i]) for i in chosen))
+    check_context(model_config, config.engine.max_model_len)
+    check_architecture(model_config)
+    apply_process_settings(config)
+    emit(Stage("loading the model"))
+    load_started = time.perf_counter()
+    loaded = load(config, source.directory)
+    _check_vocabulary(loaded.vocabulary_size, audit)
+    built = build(config, loaded)
+    load_seconds = time.perf_counter() - load_started
+    environment = run_environment(config)
+    shards = plan_shards(len(chosen), config.engine.shard_size)
+    subset = [trace[i].sequence_id for i in chosen] if job.only else None
+    writer = audit.run_writer(
+        job.run_name,
+        job_digest=digest(
+            {
+                "trace": audit.info.trace_sha256,
+                "model": fingerprint,
+                "config": numeric_config(config),
+                "environment": environment,
+                "subset": subset,
+            }
+        ),
+        num_shards=len(shards),
+        force=job.force,
+    )
+    with writer:
+        resumed = len(writer.finished_shards)
+        emit(Stage("replaying"))
+        run_shards(built, writer, shards, chosen, _request_maker(built, trace), emit)
+        tokens, seconds = writer.finished_tokens, writer.engine_seconds
+        path = writer.finish(
+            run_info(
+                requested=job.config,
+                resolved=config,
+                built=built,
+                environment=environment,
+                model=job.model or audit.info.model,
+                model_fingerprint=fingerprint,
+                vocabulary_size=loaded.vocabulary_size,
+                load_seconds=load_seconds,
+                engine_seconds=seconds,
+                wall_seconds=time.perf_counter() - started,
+                tokens=tokens,
+                resumed_shards=resumed,
+            )
+            | {
+                "subset": subset,
+                "repeat_of": job.repeat_of,
+                "repeat_kind": None if job.repeat_of is None else "rerun",
+            }
+        )
+    return {
+        "run": job.run_name,
+        "path": str(path),
+        "sequences": len(chosen),
+        "tokens": tokens,
+        "tokens_per_second": tokens / seconds if seconds else 0.0,
+        "resumed_shards": resumed,
+    }
+
+
+def _model(job: ReplayJob, audit: AuditDir) -> tuple[ModelSource, str]:
+    """Where the model is, and its fingerprint; the recorded one unless --model names another."""
+    if job.model is not None:
+        source = find_model(job.model)
+        ours, theirs = tokenizer_fingerprint(source.directory), audit.info.tokenizer_fingerprint
+        if None not in (ours, theirs) and ours != theirs:
+            raise ModelError(
+                f"{source.directory} has another tokenizer than the recorded model",
+                hint="a trace can be replayed on checkpoints of the same vocabulary only",
+            )
+        return source, model_fingerprint(source.directory)
+    where = job.model_path or Path(audit.info.model_path)
+    if not where.is_dir():
+        raise ModelError(
+            f"the recorded model is not at {where} any more",
+            hint="say where it is with --model-path, or replay on another with --model",
+        )
+    fingerprint = model_fingerprint(where)
+    if fingerprint != audit.info.model_fingerprint:
+        raise ModelError(
+            f"the model at {where} is not the one that was recorded",
+            hint="to replay on another checkpoint of the same vocabulary, name it with --model",
+        )
+    return ModelSource(directory=where, revision=audit.info.model_revision), fingerprint
+
+
+def _check_vocabulary(vocabulary_size: int, audit: AuditDir) -> None:
+    if vocabulary_size != audit.info.vocabulary_size:
+        raise ModelError(
+            f"the model has a vocabulary of {vocabulary_size} ids and the recorded one of "
+            f"{audit.info.vocabulary_size}",
+            hint="a trace can be replayed on checkpoints of the same vocabulary only",
+        )
+
+
+def _length(sequence: TraceSequence) -> int:
+    return len(sequence.prompt_token_ids) + len(sequence.output_token_ids)
+
+
+def _request_maker(built: BuiltEngine, trace: Sequence[TraceSequence]) -> Callable[[int], Request]:
+    def make(index: int) -> Request:
+        sequence = trace[index]
+        return built.input_processor.process(
+            sequence.sequence_id,
+            sequence.prompt_token_ids.tolist(),
+            SamplingParams(trace_decode_token_ids=sequence.output_token_ids.tolist()),
+            index=index,
+            support_token_ids=sequence.support_token_ids,
+        )
+
+    return make

@@ -1,0 +1,225 @@
+"""The report on a terminal: compact, and right at 80 columns as at 160.
+
+Token text and names reach rich only as :class:`rich.text.Text`, never as markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from io import StringIO
+
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from trace_audit.diff.summary import Metric, PairSummary, ReportSummary
+from trace_audit.report import view
+from trace_audit.report.format import (
+    metric_value,
+    number,
+    plain,
+    sparkline,
+)
+from trace_audit.report.token_tables import flip_table, worst_table
+
+_WIDE = 150
+_TOKENS_SHOWN = 10
+_TOKENS_SHOWN_OF_MANY = 3
+_FLIPS_SHOWN = 5
+
+
+def render_terminal(summary: ReportSummary, *, width: int, color: bool) -> str:
+    """The report as text.
+
+    Args:
+        summary: What to say.
+        width: Columns.
+        color: Whether the target understands ANSI styles.
+    """
+    blocks = list(_report(summary, width))
+    return render_blocks(blocks, width=width, color=color)
+
+
+def render_blocks(blocks: Iterable[RenderableType], *, width: int, color: bool) -> str:
+    """Renderables as text; without color there is no escape sequence in it."""
+    buffer = StringIO()
+    console = Console(
+        file=buffer,
+        width=width,
+        force_terminal=color,
+        color_system="standard" if color else None,
+        no_color=not color,
+        legacy_windows=False,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+    for block in blocks:
+        console.print(block)
+    lines = buffer.getvalue().splitlines()
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def heading(text: str) -> Text:
+    """A section's title."""
+    return Text(text, style="bold")
+
+
+def _report(summary: ReportSummary, width: int) -> Iterable[RenderableType]:
+    yield Text.assemble(("Audit ", "bold"), plain(summary.trace.path))
+    yield Text(view.trace_line(summary.trace), style="dim")
+    yield Text(view.CONVENTION, style="dim")
+    yield ""
+    for line in view.invalid_lines(summary):
+        yield Text(line, style="bold red")
+    if len(summary.pairs) > 1:
+        yield _grid(summary)
+        for pair in summary.pairs:
+            yield ""
+            yield from _short_pair(pair, width)
+    else:
+        yield from _pair(summary.pairs[0], width)
+    yield ""
+    yield heading("Next")
+    for command, purpose in summary.next_commands:
+        yield Text(f"  # {purpose}", style="dim")
+        # Never wrapped: a command is there to be copied.
+        yield Text(f"  {plain(command)}", no_wrap=True, overflow="ignore")
+
+
+def _pair(pair: PairSummary, width: int) -> Iterable[RenderableType]:
+    yield Text(view.headline(pair), style="bold green" if pair.bitwise else "bold")
+    yield from _warnings(pair)
+    yield ""
+    yield _identity(pair)
+    yield ""
+    for line in view.scope_lines(pair):
+        yield Text(line)
+    if pair.bitwise:
+        return
+    yield ""
+    yield _metrics(pair, width)
+    for remark in view.remarks(pair):
+        yield Text(remark, style="dim")
+    yield ""
+    yield from _positions(pair)
+    yield ""
+    yield heading("Best-token changes")
+    yield _indented(Text(view.flip_line(pair)))
+    if pair.flips.examples:
+        yield _indented(flip_table(pair.flips.examples[:_FLIPS_SHOWN]))
+    if pair.worst:
+        yield ""
+        yield heading("Worst tokens")
+        yield _indented(worst_table(pair.worst[:_TOKENS_SHOWN], width=width - 2))
+
+
+def _short_pair(pair: PairSummary, width: int) -> Iterable[RenderableType]:
+    yield Text(view.headline(pair), style="bold green" if pair.bitwise else "bold")
+    yield from _warnings(pair)
+    for difference in pair.config_differences:
+        values = f"{plain(difference.baseline)} → {plain(difference.candidate)}"
+        yield _indented(Text(f"{difference.key}: {values}"))
+    if pair.bitwise:
+        return
+    yield from (_indented(block) for block in _positions(pair))
+    if pair.worst:
+        yield _indented(worst_table(pair.worst[:_TOKENS_SHOWN_OF_MANY], width=width - 2))
+
+
+def _warnings(pair: PairSummary) -> Iterable[RenderableType]:
+    for line in view.warning_lines(pair):
+        yield Text.assemble(("warning: ", "bold yellow"), f"{line}.")
+
+
+def _identity(pair: PairSummary) -> Table:
+    table = _table()
+    table.add_column("", style="dim", no_wrap=True)
+    table.add_column(Text(f"baseline {plain(pair.baseline.name)}"), overflow="fold")
+    table.add_column(Text(f"candidate {plain(pair.candidate.name)}"), overflow="fold")
+    for row in view.identity_rows(pair):
+        style = "yellow" if row.differs else ""
+        label = f"{row.label} *" if row.differs else row.label
+        table.add_row(Text(label), Text(row.baseline), Text(row.candidate, style=style))
+    return table
+
+
+def _metrics(pair: PairSummary, width: int) -> RenderableType:
+    blocks = view.sections(pair)
+    if width < _WIDE or len(blocks) < 2:
+        return _metric_table(blocks)
+    # Two columns of about the same height, sections kept whole and in order.
+    total = sum(len(rows) + 1 for _, rows in blocks)
+    left: list[tuple[str, list[Metric]]] = []
+    while sum(len(rows) + 1 for _, rows in left) * 2 < total:
+        left.append(blocks[len(left)])
+    both = Table.grid(padding=(0, 6))
+    both.add_row(_metric_table(left), _metric_table(blocks[len(left) :]))
+    return both
+
+
+def _metric_table(blocks: list[tuple[str, list[Metric]]]) -> Table:
+    table = _table()
+    table.add_column("metric", no_wrap=True)
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("95 % interval", no_wrap=True)
+    for title, rows in blocks:
+        table.add_row(Text(title, style="bold"), "", "")
+        for metric in rows:
+            label, value, bounds = view.metric_cells(metric)
+            table.add_row(Text(f"  {label}"), Text(value), Text(bounds, style="dim"))
+    return table
+
+
+def _positions(pair: PairSummary) -> Iterable[RenderableType]:
+    for label, where in view.where_lines(pair):
+        yield Text.assemble((f"{label}: ", "bold"), where)
+    largest = view.largest_bucket(pair)
+    if largest is None:
+        return
+    first, last = pair.buckets[0].start, pair.buckets[-1].end - 1
+    yield Text.assemble(
+        ("mean |delta| by position: ", "bold"),
+        f"{first} ",
+        (sparkline(pair.buckets), "cyan"),
+        f" {last}",
+    )
+    yield Text(
+        f"  log-spaced; largest {number(largest.mean_abs_delta)} nats at "
+        f"{view.bucket_range(largest)}; a dot is exactly 0",
+        style="dim",
+    )
+
+
+def _grid(summary: ReportSummary) -> Table:
+    table = _table()
+    table.add_column("candidate", overflow="fold")
+    for title in ("mean |delta|", "max", "KL", "flips", "hard", "unequal rows", "seconds"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for pair in summary.pairs:
+        table.add_row(*_grid_row(pair))
+    return table
+
+
+def _grid_row(pair: PairSummary) -> list[Text]:
+    name = Text(plain(pair.candidate.name))
+    seconds = pair.candidate.engine_seconds
+    cost = Text("-" if seconds is None else number(seconds))
+    if pair.bitwise:
+        return [name, Text("BITWISE", style="green"), *(Text("") for _ in range(5)), cost]
+    values = [metric_value(pair.metric(name)) for name in ("abs.mean", "abs.max", "kl.mean")]
+    flips = pair.flips
+    known = flips.reason is None
+    values.append(str(flips.flips) if known else "n/a")
+    values.append("n/a" if flips.hard is None else str(flips.hard))
+    values.append(metric_value(pair.metric("rows.unequal")))
+    return [name, *(Text(value) for value in values), cost]
+
+
+def _table() -> Table:
+    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+
+
+def _indented(block: RenderableType) -> Padding:
+    return Padding(block, (0, 0, 0, 2))

@@ -1,0 +1,96 @@
+"""Running sequences shard by shard, and what is counted meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from trace_audit.engine.build import BuiltEngine
+from trace_audit.engine.request import Request, RequestOutput
+from trace_audit.jobs import Event, Progress
+from trace_audit.run_tables import num_nonfinite_rows, shard_table
+from trace_audit.storage.shards import ShardWriter
+
+Emit = Callable[[Event], None]
+
+_SECONDS_BETWEEN_EVENTS = 0.1
+
+
+def run_shards(
+    built: BuiltEngine,
+    writer: ShardWriter,
+    shards: Sequence[range],
+    sequence_indices: Sequence[int],
+    make_request: Callable[[int], Request],
+    emit: Emit,
+) -> None:
+    """Run every shard that is not finished and hand its rows to the writer.
+
+    Args:
+        built: the engine; it drains between shards.
+        writer: keeps finished shards.
+        shards: groups of positions in `sequence_indices`.
+        sequence_indices: of the sequences to run, their index in the trace.
+        make_request: from an index in the trace to its request.
+        emit: told of progress.
+    """
+    requests = {i: make_request(i) for i in sequence_indices}
+    todo = [n for n in range(len(shards)) if n not in writer.finished_shards]
+
+    def most_tokens(number: int) -> int:
+        return sum(requests[sequence_indices[p]].params.max_tokens for p in shards[number])
+
+    # A free request may end early: its most tokens stand in until its shard is finished.
+    total = writer.finished_tokens + sum(most_tokens(number) for number in todo)
+    meter = _Meter(emit, done=writer.finished_tokens, total=total)
+    for number in todo:
+        indices = [sequence_indices[position] for position in shards[number]]
+        before = asdict(built.engine.counters)
+        start = time.perf_counter()
+        outputs = built.engine.run([requests[i] for i in indices], meter.add)
+        seconds = time.perf_counter() - start
+        writer.write_shard(
+            number,
+            shard_table(outputs, indices),
+            counters=_counters(before, asdict(built.engine.counters), outputs),
+            finish_reasons=[o.finish_reason for o in outputs],
+            engine_seconds=seconds,
+        )
+        meter.total += sum(len(o.token_ids) for o in outputs) - most_tokens(number)
+        meter.emit_now()
+
+
+class _Meter:
+    """Turns committed tokens into progress events, a few a second."""
+
+    def __init__(self, emit: Emit, *, done: int, total: int) -> None:
+        self._emit = emit
+        self._done = done
+        self._last = 0.0
+        self.total = total
+
+    def add(self, tokens: int) -> None:
+        self._done += tokens
+        now = time.monotonic()
+        if now - self._last >= _SECONDS_BETWEEN_EVENTS:
+            self._last = now
+            self.emit_now()
+
+    def emit_now(self) -> None:
+        self._emit(Progress(done_tokens=self._done, total_tokens=max(self._done, self.total)))
+
+
+def _counters(
+    before: dict[str, Any], after: dict[str, Any], outputs: Sequence[RequestOutput]
+) -> dict[str, int]:
+    counted = {name: after[name] - before[name] for name in after}
+    return {
+        "sequences": len(outputs),
+        "tokens": sum(len(o.token_ids) for o in outputs),
+        **counted,
+        "draft_tokens": 0,
+        "accepted_draft_tokens": 0,
+        "nonfinite_rows": num_nonfinite_rows(outputs),
+    }

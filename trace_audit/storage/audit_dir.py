@@ -1,0 +1,298 @@
+"""Reads a complete audit directory; nothing that does not match is handed out."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from trace_audit.errors import AuditDirError
+from trace_audit.storage.files import check_file, read_json
+from trace_audit.storage.run_files import RUN_NAME, TOKENS_NAME, TRACE_KEY, VERSION_KEY
+from trace_audit.storage.schema import (
+    FORMAT_NAME,
+    FORMAT_VERSION,
+    TOKENS_SCHEMA,
+    TRACE_SCHEMA,
+    VOCABULARY_SCHEMA,
+)
+from trace_audit.storage.shards import check_row_order
+from trace_audit.storage.tables import read_table
+from trace_audit.storage.trace import TraceSequence, trace_digest, trace_sequences
+from trace_audit.storage.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from trace_audit.storage.run_writer import RunWriter
+
+__all__ = ["AuditDir", "AuditInfo", "TraceSequence", "Vocabulary"]
+
+AUDIT_NAME = "audit.json"
+TRACE_NAME = "trace.parquet"
+VOCABULARY_NAME = "vocabulary.parquet"
+RUNS_NAME = "runs"
+RECORD_RUN = "record"
+RECORD_PARTIAL = ".record.partial"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditInfo:
+    """audit.json.
+
+    Attributes:
+        format_version: Of the whole directory.
+        model: As the user gave it.
+        model_path: The directory it was loaded from.
+        model_revision: Hub revision, where it came from there.
+        model_fingerprint: sha256 over configuration and weights.
+        tokenizer_fingerprint: sha256 over the tokenizer's files; None without a tokenizer.
+        prompts_sha256: sha256 of the prompts file.
+        vocabulary_size: Width of the model's logits.
+        tokenizer_size: Number of the tokenizer's ids; None without a tokenizer.
+        trace_sha256: Digest of the trace's content (``trace_digest``).
+        num_sequences: Sequences of the trace.
+        num_output_tokens: Output tokens of the trace.
+        seed: Of sampling and of the support's tail draws.
+        sampling: temperature, max_tokens, ignore_eos, stop_token_ids, stop_strings.
+        files: sha256 and size of trace and vocabulary.
+    """
+
+    format_version: int
+    model: str
+    model_path: str
+    model_revision: str | None
+    model_fingerprint: str
+    tokenizer_fingerprint: str | None
+    prompts_sha256: str
+    vocabulary_size: int
+    tokenizer_size: int | None
+    trace_sha256: str
+    num_sequences: int
+    num_output_tokens: int
+    seed: int
+    sampling: Mapping[str, Any]
+    files: Mapping[str, Mapping[str, Any]]
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of audit.json."""
+        return {"format": FORMAT_NAME, **asdict(self)}
+
+
+class AuditDir:
+    """An existing, complete audit; made by :meth:`open`.
+
+    Attributes:
+        path: The directory.
+        info: Its audit.json.
+    """
+
+    def __init__(self, path: Path, info: AuditInfo) -> None:
+        self.path = path
+        self.info = info
+
+    @classmethod
+    def open(cls, path: Path) -> AuditDir:
+        """Opens an audit.
+
+        Raises:
+            AuditDirError: It is missing, no audit, an interrupted record, of a newer format, or
+                damaged.
+        """
+        path = Path(path)
+        return cls(path, _audit_info(path))
+
+    def read_trace(self) -> list[TraceSequence]:
+        """Reads the trace, in the order of the prompts file.
+
+        Raises:
+            AuditDirError: It is missing, damaged, or not the trace that audit.json names.
+        """
+        path = self.path / TRACE_NAME
+        table = self._read(TRACE_NAME, TRACE_SCHEMA)
+        try:
+            sequences = trace_sequences(table)
+        except ValueError as error:
+            raise AuditDirError(f"{path} is damaged: {error}.") from error
+        if trace_digest(sequences) != self.info.trace_sha256:
+            raise AuditDirError(
+                f"{path} is not the trace that {AUDIT_NAME} names.",
+                hint="Files of two audits were mixed; copy the whole directory again.",
+            )
+        return sequences
+
+    def vocabulary(self) -> Vocabulary:
+        """Reads the bytes of every token id.
+
+        Raises:
+            AuditDirError: It is missing or damaged.
+        """
+        table = self._read(VOCABULARY_NAME, VOCABULARY_SCHEMA)
+        try:
+            vocabulary = Vocabulary(table)
+        except ValueError as error:
+            raise AuditDirError(f"{self.path / VOCABULARY_NAME} is damaged: {error}.") from error
+        if vocabulary.size != self.info.vocabulary_size:
+            raise AuditDirError(
+                f"{self.path / VOCABULARY_NAME} has {vocabulary.size} ids, the model has "
+                f"{self.info.vocabulary_size}."
+            )
+        return vocabulary
+
+    def run_names(self) -> list[str]:
+        """Names of the complete runs, sorted, `record` first."""
+        directory = self.path / RUNS_NAME
+        if not directory.is_dir():
+            return []
+        names = [
+            path.name
+            for path in directory.iterdir()
+            if not path.name.startswith(".") and (path / RUN_NAME).is_file()
+        ]
+        return sorted(names, key=lambda name: (name != RECORD_RUN, name))
+
+    def run_info(self, name: str) -> dict[str, Any]:
+        """Reads run.json of a run.
+
+        Raises:
+            AuditDirError: There is no such run, it is incomplete, of a newer format, or damaged.
+        """
+        names = self.run_names()
+        if name not in names:
+            raise AuditDirError(
+                f"The audit {self.path} has no run {name!r}.", hint=self._hint(name, names)
+            )
+        path = self.path / RUNS_NAME / name / RUN_NAME
+        info = read_json(path)
+        _check_version(path, info.get("format_version"))
+        if info.get("complete") is not True:
+            raise AuditDirError(f"{path} does not say that the run is complete.")
+        return info
+
+    def read_tokens(self, name: str) -> pa.Table:
+        """Reads a run's rows in `TOKENS_SCHEMA`, sorted by (sequence_index, step).
+
+        Raises:
+            AuditDirError: Size, sha256, columns, trace, format version or row order do not match.
+        """
+        info = self.run_info(name)
+        path = self.path / RUNS_NAME / name / TOKENS_NAME
+        check_file(path, _file(info, TOKENS_NAME))
+        table, metadata = read_table(path, TOKENS_SCHEMA)
+        _check_version(path, metadata.get(VERSION_KEY))
+        if metadata.get(TRACE_KEY) != self.info.trace_sha256:
+            raise AuditDirError(
+                f"Run {name!r} scored another trace than this audit's.",
+                hint="Files of two audits were mixed; replay the run on this audit.",
+            )
+        try:
+            check_row_order(table)
+        except ValueError as error:
+            raise AuditDirError(f"The rows of {path} are not in order: {error}.") from error
+        return table
+
+    def run_writer(self, name: str, *, job_digest: str, num_shards: int, force: bool) -> RunWriter:
+        """Starts or resumes a run; see :class:`RunWriter`.
+
+        Raises:
+            AuditDirError: The name is taken or not usable, another process writes the run, or it
+                was interrupted under other settings.
+            RunFailedError: The disk refused.
+        """
+        from trace_audit.storage.run_writer import RunWriter
+
+        return RunWriter(self, name, job_digest=job_digest, num_shards=num_shards, force=force)
+
+    def verify(self) -> list[str]:
+        """Checks every file; a sentence a problem, none if all is well."""
+        problems = []
+        checks: list[Callable[[], object]] = [self.read_trace, self.vocabulary]
+        checks += [partial(self.read_tokens, name) for name in self.run_names()]
+        for check in checks:
+            try:
+                check()
+            except AuditDirError as error:
+                problems.append(error.message)
+        return problems
+
+    def _read(self, name: str, schema: pa.Schema) -> pa.Table:
+        path = self.path / name
+        check_file(path, self.info.files.get(name))
+        return read_table(path, schema)[0]
+
+    def _hint(self, name: str, names: list[str]) -> str:
+        if (self.path / RUNS_NAME / f".{name}.partial").is_dir():
+            return "It was interrupted; run its replay again to finish it."
+        near = difflib.get_close_matches(name, names, n=1)
+        if near:
+            return f"Did you mean {near[0]!r}?"
+        return f"Its runs are {', '.join(names)}." if names else "Replay one first."
+
+
+def is_audit(path: Path) -> bool:
+    """Whether a directory holds an audit of this or another format version, damaged or not."""
+    try:
+        value = json.loads((path / AUDIT_NAME).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, RecursionError):
+        # Not ours for certain, so nothing may be deleted on the strength of it.
+        return False
+    return isinstance(value, dict) and value.get("format") == FORMAT_NAME
+
+
+def _audit_info(path: Path) -> AuditInfo:
+    manifest = path / AUDIT_NAME
+    if not manifest.is_file():
+        raise _not_an_audit(path)
+    value = read_json(manifest)
+    if value.get("format") != FORMAT_NAME:
+        raise AuditDirError(
+            f"{manifest} was not written by trace-audit.", hint="Give an audit directory."
+        )
+    _check_version(manifest, value.get("format_version"))
+    names = {field.name for field in fields(AuditInfo)}
+    if names != value.keys() - {"format"}:
+        wrong = ", ".join(sorted(names ^ (value.keys() - {"format"})))
+        raise AuditDirError(f"{manifest} is damaged: keys missing or unknown: {wrong}.")
+    if not isinstance(value["files"], dict) or not isinstance(value["sampling"], dict):
+        raise AuditDirError(f"{manifest} is damaged: files and sampling must be objects.")
+    return AuditInfo(**{name: value[name] for name in names})
+
+
+def _not_an_audit(path: Path) -> AuditDirError:
+    if (path / RECORD_PARTIAL).is_dir():
+        return AuditDirError(
+            f"The record in {path} was interrupted, so there is no audit yet.",
+            hint="Run the same record command again to finish it.",
+        )
+    if not path.exists():
+        return AuditDirError(
+            f"There is no audit directory {path}.",
+            hint=f"Make one: trace-audit record MODEL --prompts FILE -o {path}",
+        )
+    return AuditDirError(
+        f"{path} is not an audit directory: it has no {AUDIT_NAME}.",
+        hint="Give the directory that `trace-audit record -o` made.",
+    )
+
+
+def _check_version(path: Path, version: object) -> None:
+    if isinstance(version, str) and version.isdecimal():
+        version = int(version)
+    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+        raise AuditDirError(f"{path} does not state its format version, so it is damaged.")
+    if version > FORMAT_VERSION:
+        raise AuditDirError(
+            f"{path} has format version {version}; this trace-audit reads up to {FORMAT_VERSION}.",
+            hint="Read it with the newer trace-audit that wrote it.",
+        )
+
+
+def _file(info: Mapping[str, Any], name: str) -> object:
+    files = info.get("files")
+    return files.get(name) if isinstance(files, Mapping) else None

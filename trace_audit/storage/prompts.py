@@ -1,0 +1,188 @@
+"""The prompts file: JSON lines, checked before a model is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trace_audit.errors import InputError
+from trace_audit.storage.files import reason_of
+from trace_audit.storage.prompt_fields import (
+    PROMPT_FORMS,
+    FieldError,
+    check_keys,
+    identifier,
+    logprobs,
+    messages,
+    score_mask,
+    text,
+    token_ids,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptEntry:
+    """One line of a prompts file; exactly one of the three prompt forms is set.
+
+    Attributes:
+        index: 0-based place among the entries.
+        line_number: 1-based line of the file.
+        sequence_id: Its `id`, by default the index.
+        group_id: Its `group_id`, by default the sequence id.
+        prompt: Text, possibly empty.
+        messages: For the model's chat template.
+        prompt_token_ids: P >= 1 ids.
+        output_token_ids: T >= 1 imported ids; None if they are to be generated.
+        logprobs: T logprobs of the imported ids, nats.
+        score_mask: T flags, false where an imported token is context only.
+    """
+
+    index: int
+    line_number: int
+    sequence_id: str
+    group_id: str
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    prompt_token_ids: list[int] | None = None
+    output_token_ids: list[int] | None = None
+    logprobs: list[float] | None = None
+    score_mask: list[bool] | None = None
+
+
+def read_prompts(path: Path) -> list[PromptEntry]:
+    """Reads a prompts file. Blank lines and a byte order mark are skipped.
+
+    Raises:
+        InputError: The file or one of its lines is wrong; the message names the line and the key.
+    """
+    entries: list[PromptEntry] = []
+    line_of: dict[str, int] = {}
+    for line_number, line in _lines(Path(path)):
+        try:
+            entry = _entry(_json_object(line), len(entries), line_number)
+        except FieldError as error:
+            raise InputError(f"{path}, line {line_number}: {error}.", hint=error.hint) from error
+        if entry.sequence_id in line_of:
+            raise InputError(
+                f"{path}, line {line_number}: the id {entry.sequence_id!r} is that of line "
+                f"{line_of[entry.sequence_id]} too.",
+                hint="Give each line its own id; without one it is the line's 0-based index.",
+            )
+        line_of[entry.sequence_id] = line_number
+        entries.append(entry)
+    if not entries:
+        raise InputError(
+            f"The prompts file {path} is empty.", hint='Give one object a line: {"prompt": "..."}'
+        )
+    return entries
+
+
+def import_warnings(entries: Sequence[PromptEntry]) -> list[str]:
+    """What looks wrong with imported logprobs, as full sentences."""
+    given = [(entry, entry.logprobs) for entry in entries if entry.logprobs is not None]
+    warnings = []
+    positive = [(e, value) for e, values in given for value in values if value > 0]
+    if positive:
+        entry, worst = max(positive, key=lambda item: item[1])
+        warnings.append(
+            f"{len(positive)} imported logprobs are positive, the largest {worst:g} on line "
+            f"{entry.line_number}: they were computed in low precision, or are not logprobs."
+        )
+    values = {value for _, found in given for value in found}
+    if len(values) == 1 and sum(len(found) for _, found in given) > 1:
+        warnings.append(
+            f"Every imported logprob is {values.pop():g}: the engine that gave them did not "
+            "compute them."
+        )
+    if given and len(given) < len(entries):
+        warnings.append(
+            f"{len(entries) - len(given)} of {len(entries)} lines give no logprobs, so the run "
+            "named imported is a subset."
+        )
+    return warnings
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise InputError(f"There is no prompts file {path}.") from error
+    except IsADirectoryError as error:
+        raise InputError(f"{path} is a directory, not a prompts file.") from error
+    except OSError as error:
+        raise InputError(f"The prompts file {path} cannot be read: {reason_of(error)}.") from error
+    # Only a newline ends a line: text may hold the other separators of Unicode.
+    for line_number, raw in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+        try:
+            line = raw.decode("utf-8").strip(" \t\r")
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{path}, line {line_number}: byte {error.start + 1} is not UTF-8.",
+                hint="Save the file as UTF-8.",
+            ) from error
+        if line:
+            yield line_number, line
+
+
+def _json_object(line: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line, object_pairs_hook=_unique)
+    except json.JSONDecodeError as error:
+        hint = "Write one JSON object a line." if error.pos else 'Lines look like {"prompt": "x"}.'
+        raise FieldError(
+            f"this is not JSON: {error.msg[:1].lower()}{error.msg[1:]}, at column {error.colno}",
+            hint=hint,
+        ) from error
+    except RecursionError as error:
+        raise FieldError("the JSON is nested too deeply") from error
+    except ValueError as error:
+        # A number of thousands of digits.
+        raise FieldError("this is not JSON that can be read: a number is too long") from error
+    if not isinstance(value, dict):
+        raise FieldError(
+            f"this is a JSON {_kind(value)}, not an object", hint='Lines look like {"prompt": "x"}.'
+        )
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise FieldError(f"the key {twice!r} is there twice")
+    return result
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "null"
+    kinds = {bool: "boolean", int: "number", float: "number", str: "string", list: "array"}
+    return kinds[type(value)]
+
+
+def _entry(value: dict[str, Any], index: int, line_number: int) -> PromptEntry:
+    check_keys(value)
+    forms = [key for key in PROMPT_FORMS if key in value]
+    if len(forms) != 1:
+        given = " and ".join(forms) if forms else "none of them"
+        raise FieldError(f"give exactly one of {', '.join(PROMPT_FORMS)}; this has {given}")
+    sequence_id = identifier(value, "id", str(index))
+    output = token_ids(value, "output_token_ids") if "output_token_ids" in value else None
+    return PromptEntry(
+        index=index,
+        line_number=line_number,
+        sequence_id=sequence_id,
+        group_id=identifier(value, "group_id", sequence_id),
+        prompt=text(value["prompt"], "prompt") if "prompt" in value else None,
+        messages=messages(value["messages"]) if "messages" in value else None,
+        prompt_token_ids=(
+            token_ids(value, "prompt_token_ids") if "prompt_token_ids" in value else None
+        ),
+        output_token_ids=output,
+        logprobs=logprobs(value, output),
+        score_mask=score_mask(value, output),
+    )

@@ -1,0 +1,81 @@
+"""Columns of every file of an audit directory.
+
+History of the format:
+
+- 1: trace, vocabulary and runs as described in ``docs/formats.md``.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+FORMAT_VERSION = 1
+FORMAT_NAME = "trace-audit"
+
+NUM_TOP = 5
+SUPPORT_TOP_K = 20
+SUPPORT_TAIL_DRAWS = 4
+NUM_SUPPORT = SUPPORT_TOP_K + SUPPORT_TAIL_DRAWS
+
+
+def _list(value: pa.DataType, *, nullable: bool = True) -> pa.DataType:
+    return pa.list_(pa.field("element", value, nullable=nullable))
+
+
+def _required(name: str, kind: pa.DataType) -> pa.Field:
+    return pa.field(name, kind, nullable=False)
+
+
+TOKENS_SCHEMA: pa.Schema = pa.schema(
+    [
+        _required("sequence_index", pa.int32()),
+        _required("sequence_id", pa.string()),
+        _required("step", pa.int32()),
+        _required("position", pa.int32()),
+        pa.field("phase", pa.dictionary(pa.int32(), pa.string())),
+        _required("token_id", pa.int32()),
+        _required("logprob", pa.float32()),
+        pa.field("rank", pa.int32()),
+        pa.field("tie_count", pa.int32()),
+        pa.field("top_token_ids", _list(pa.int32())),
+        pa.field("top_logprobs", _list(pa.float32())),
+        pa.field("entropy", pa.float32()),
+        pa.field("logsumexp", pa.float32()),
+        pa.field("support_logprobs", _list(pa.float32())),
+        pa.field("log_tail_mass", pa.float32()),
+        pa.field("logits_hash", pa.int64()),
+        pa.field("launch_tokens", pa.int32()),
+        pa.field("launch_requests", pa.int32()),
+        pa.field("chunk_start", pa.int32()),
+    ]
+)
+"""A row an output token, sorted by (sequence_index, step)."""
+
+SHARD_SCHEMA: pa.Schema = TOKENS_SCHEMA.append(pa.field("support_token_ids", _list(pa.int32())))
+"""What a shard keeps until the run is merged; the support ids then move to the trace."""
+
+TRACE_SCHEMA: pa.Schema = pa.schema(
+    [
+        _required("sequence_id", pa.string()),
+        _required("group_id", pa.string()),
+        _required("prompt_token_ids", _list(pa.int32(), nullable=False)),
+        _required("output_token_ids", _list(pa.int32(), nullable=False)),
+        pa.field("score_mask", _list(pa.bool_(), nullable=False)),
+        _required("finish_reason", pa.string()),
+        _required("source", pa.string()),
+        _required("support_token_ids", _list(_list(pa.int32(), nullable=False), nullable=False)),
+    ]
+)
+"""A row a sequence, in the order of the prompts file."""
+
+VOCABULARY_SCHEMA: pa.Schema = pa.schema(
+    [
+        _required("token_id", pa.int32()),
+        _required("bytes", pa.binary()),
+        _required("special", pa.bool_()),
+    ]
+)
+"""A row an id of the model's logits, in order."""
+
+PHASES = ("prefill", "decode", "verify")
+SOURCES = ("greedy", "sampled", "imported")

@@ -1,0 +1,154 @@
+"""The token trace: what every run scores."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from trace_audit.storage.schema import NUM_SUPPORT, TRACE_SCHEMA
+
+_DIGEST_TAG = b"trace-audit trace 1\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceSequence:
+    """One sequence of the trace: prompt, the tokens to score, and where to measure KL.
+
+    Attributes:
+        sequence_id: Unique in the trace.
+        group_id: Sequences of one prompt share it.
+        prompt_token_ids: int32 [P].
+        output_token_ids: int32 [T].
+        score_mask: bool [T], false where a token is context only; None if all are scored.
+        finish_reason: Why the sequence ended.
+        source: "greedy", "sampled" or "imported".
+        support_token_ids: int32 [T, 24], the record run's 20 best ids and 4 draws from its own
+            tail, -1 where there is none.
+    """
+
+    sequence_id: str
+    group_id: str
+    prompt_token_ids: NDArray[np.int32]
+    output_token_ids: NDArray[np.int32]
+    score_mask: NDArray[np.bool_] | None
+    finish_reason: str
+    source: str
+    support_token_ids: NDArray[np.int32]
+
+    def __post_init__(self) -> None:
+        length = len(self.output_token_ids)
+        assert self.support_token_ids.shape == (length, NUM_SUPPORT)
+        assert self.score_mask is None or len(self.score_mask) == length
+
+
+def trace_digest(sequences: Iterable[TraceSequence]) -> str:
+    """Hex sha256 of the trace's content, whatever wrote the file that holds it.
+
+    Over, a sequence after the other: sequence id, group id, prompt ids, output ids, score mask
+    and support ids; each as its length in bytes (uint64, little-endian) and then its bytes (UTF-8;
+    int32 little-endian; one byte a mask entry). A mask that is None has the length 2**64 - 1 and
+    no bytes, so that it differs from one that scores everything.
+    """
+    digest = hashlib.sha256(_DIGEST_TAG)
+    for sequence in sequences:
+        parts = [
+            sequence.sequence_id.encode(),
+            sequence.group_id.encode(),
+            sequence.prompt_token_ids.astype("<i4").tobytes(),
+            sequence.output_token_ids.astype("<i4").tobytes(),
+            None if sequence.score_mask is None else sequence.score_mask.astype("u1").tobytes(),
+            sequence.support_token_ids.astype("<i4").tobytes(),
+        ]
+        for part in parts:
+            digest.update(struct.pack("<Q", 2**64 - 1 if part is None else len(part)))
+            digest.update(part or b"")
+    return digest.hexdigest()
+
+
+def trace_table(sequences: Sequence[TraceSequence]) -> pa.Table:
+    """The trace in `TRACE_SCHEMA`."""
+    support = np.concatenate([s.support_token_ids for s in sequences])
+    rows = _fixed_lists(support, TRACE_SCHEMA.field("support_token_ids").type.value_type)
+    lengths = [len(s.output_token_ids) for s in sequences]
+    return pa.table(
+        [
+            pa.array([s.sequence_id for s in sequences], pa.string()),
+            pa.array([s.group_id for s in sequences], pa.string()),
+            _lists([s.prompt_token_ids for s in sequences], "prompt_token_ids"),
+            _lists([s.output_token_ids for s in sequences], "output_token_ids"),
+            _masks(sequences),
+            pa.array([s.finish_reason for s in sequences], pa.string()),
+            pa.array([s.source for s in sequences], pa.string()),
+            pa.ListArray.from_arrays(
+                _offsets(lengths), rows, type=TRACE_SCHEMA.field("support_token_ids").type
+            ),
+        ],
+        schema=TRACE_SCHEMA,
+    )
+
+
+def trace_sequences(table: pa.Table) -> list[TraceSequence]:
+    """The sequences of a table in `TRACE_SCHEMA`.
+
+    Raises:
+        ValueError: The lists of a row do not have the lengths that belong together.
+    """
+    columns = {name: table[name].combine_chunks() for name in table.column_names}
+    return [_sequence(columns, row) for row in range(table.num_rows)]
+
+
+def _sequence(columns: dict[str, pa.Array], row: int) -> TraceSequence:
+    output = _int32(columns["output_token_ids"][row].values)
+    support = _support(columns["support_token_ids"][row].values)
+    mask = columns["score_mask"][row]
+    score_mask = np.array(mask.values, dtype=np.bool_) if mask.is_valid else None
+    if len(support) != len(output) or (score_mask is not None and len(score_mask) != len(output)):
+        raise ValueError(f"row {row} has lists of other lengths than its output")
+    return TraceSequence(
+        sequence_id=columns["sequence_id"][row].as_py(),
+        group_id=columns["group_id"][row].as_py(),
+        prompt_token_ids=_int32(columns["prompt_token_ids"][row].values),
+        output_token_ids=output,
+        score_mask=score_mask,
+        finish_reason=columns["finish_reason"][row].as_py(),
+        source=columns["source"][row].as_py(),
+        support_token_ids=support,
+    )
+
+
+def _support(rows: pa.ListArray) -> NDArray[np.int32]:
+    widths = np.diff(rows.offsets.to_numpy())
+    if (widths != NUM_SUPPORT).any():
+        raise ValueError(f"a support row has other than {NUM_SUPPORT} ids")
+    return _int32(rows.flatten()).reshape(len(rows), NUM_SUPPORT)
+
+
+def _int32(values: pa.Array) -> NDArray[np.int32]:
+    return np.array(values.to_numpy(zero_copy_only=False), dtype=np.int32)
+
+
+def _offsets(lengths: Sequence[int]) -> pa.Array:
+    return pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+
+
+def _lists(arrays: Sequence[NDArray[np.int32]], name: str) -> pa.ListArray:
+    flat = pa.array(np.concatenate(arrays), pa.int32())
+    kind = TRACE_SCHEMA.field(name).type
+    return pa.ListArray.from_arrays(_offsets([len(a) for a in arrays]), flat, type=kind)
+
+
+def _fixed_lists(values: NDArray[np.int32], kind: pa.DataType) -> pa.ListArray:
+    count, width = values.shape
+    flat = pa.array(values.ravel(), pa.int32())
+    return pa.ListArray.from_arrays(_offsets([width] * count), flat, type=kind)
+
+
+def _masks(sequences: Sequence[TraceSequence]) -> pa.Array:
+    masks = [None if s.score_mask is None else s.score_mask.tolist() for s in sequences]
+    return pa.array(masks, TRACE_SCHEMA.field("score_mask").type)
