@@ -16,7 +16,8 @@ _INVISIBLE = re.compile(
 _REPLACEMENT = "\ufffd"
 # CommonMark lets every ASCII punctuation character be escaped.
 _MARKDOWN = re.compile(r"([!-/:-@\[-`{-~])")
-_EMOJI_COLON = re.compile(r":(?=\S*?:)")
+_EMPTY_SPAN = "[b][/b]"
+_MARKUP = re.compile(r"\\+(?=\[|\Z)|\[|:(?=\S*?:)")
 
 
 def display_bytes(data: bytes) -> str:
@@ -33,11 +34,11 @@ def display_bytes(data: bytes) -> str:
 
 
 def escape_markup(text: str) -> str:
-    """Text that rich's markup shows as it is: neither a [tag] nor an :emoji: is acted on."""
-    from rich.markup import escape
+    """Text that rich's markup shows as it is, also in the middle of other markup.
 
-    # An empty span between the colons keeps the emoji's name from being one piece.
-    return _EMOJI_COLON.sub(":[b][/b]", escape(text))
+    Neither a [tag] nor an :emoji: nor a trailing backslash is acted on.
+    """
+    return _MARKUP.sub(lambda found: _neutral_markup(found[0]), text)
 
 
 def escape_markdown(text: str) -> str:
@@ -48,6 +49,14 @@ def escape_markdown(text: str) -> str:
     """
     text = " ".join(text.splitlines())
     return _MARKDOWN.sub(r"\\\1", text).replace("\\@", "@<!-- -->")
+
+
+def _neutral_markup(found: str) -> str:
+    if found == "[":
+        return "\\["
+    # Rich reads backslashes as escapes only before a tag, so they get one; a colon gets one to
+    # keep the name of an emoji from being one piece.
+    return (found if found == ":" else found * 2) + _EMPTY_SPAN
 
 
 def _visible(character: str, is_first: bool) -> str:

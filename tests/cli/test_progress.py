@@ -42,6 +42,7 @@ def test_lines_are_sparse_and_the_last_one_comes(capsys: pytest.CaptureFixture[s
         clock.now += PLAIN_INTERVAL_SECONDS / 5
         on_event(Progress(done, 100))
     on_event(Progress(100, 100))
+    on_event(Progress(100, 100))
     captured = capsys.readouterr()
     assert captured.out == ""
     assert [line.split(",")[0] for line in captured.err.splitlines()] == [

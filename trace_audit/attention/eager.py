@@ -1,4 +1,4 @@
-"""The reference backend: plain matmuls and a float32 softmax, one request at a time."""
+"""The reference backend: plain products and a float32 softmax, one request at a time."""
 
 from __future__ import annotations
 
@@ -76,9 +76,18 @@ def _attend(
     group = layer.num_heads // layer.num_kv_heads
     key = key.transpose(0, 1).repeat_interleave(group, dim=0)
     value = value.transpose(0, 1).repeat_interleave(group, dim=0)
-    scores = query.transpose(0, 1) @ key.transpose(1, 2) * layer.scale
+    scores = _product(query.transpose(0, 1), key.transpose(1, 2)) * layer.scale
     if layer.softcap is not None:
         scores = layer.softcap * torch.tanh(scores / layer.softcap)
     scores = scores.masked_fill(~mask, float("-inf"))
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    return (weights @ value).transpose(0, 1)
+    return _product(weights, value).transpose(0, 1)
+
+
+def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a @ b accumulated in float32 and rounded once to their dtype.
+
+    That is what a half precision product means on every device; spelled out, because oneDNN
+    compiles a new one for every context length, which takes longer than the product.
+    """
+    return (a.float() @ b.float()).to(a.dtype)

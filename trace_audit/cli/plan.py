@@ -11,6 +11,7 @@ from trace_audit.cli.run_names import base_name, checked_name, free_name
 from trace_audit.cli.unfinished import unfinished_runs
 from trace_audit.config import RunConfig, load_config, override, parse_set
 from trace_audit.errors import UsageError
+from trace_audit.jobs import ReplayJob
 from trace_audit.storage.audit_dir import AuditDir
 
 
@@ -65,6 +66,31 @@ def plan_runs(
         runs += _repeats(chosen, override(config, change), repeat)
         taken |= {run.name for run in runs}
     return runs
+
+
+def replay_jobs(
+    audit: AuditDir,
+    runs: Sequence[PlannedRun],
+    *,
+    model: str | None,
+    model_path: Path | None,
+    only: tuple[str, ...],
+    force: bool,
+) -> list[ReplayJob]:
+    """The job of every run; what is not planned is the same for all."""
+    return [
+        ReplayJob(
+            audit=audit.path,
+            config=run.config,
+            run_name=run.name,
+            model=model,
+            model_path=model_path,
+            only=only,
+            repeat_of=run.repeat_of,
+            force=force,
+        )
+        for run in runs
+    ]
 
 
 def check_sequences(audit: AuditDir, only: Sequence[str]) -> None:

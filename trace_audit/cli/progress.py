@@ -58,10 +58,10 @@ def plain_lines(
 ) -> Callable[[Event], None]:
     """A line a stage and a message, and one every few seconds of progress."""
     rate = Rate(clock)
-    last = clock()
+    last, last_done = clock(), -1
 
     def on_event(event: Event) -> None:
-        nonlocal last
+        nonlocal last, last_done
         if isinstance(event, Stage):
             say(f"{run_name}: {event.text}")
         elif isinstance(event, Message):
@@ -69,8 +69,9 @@ def plain_lines(
         elif isinstance(event, Progress):
             text = rate.describe(event)
             is_last = event.done_tokens == event.total_tokens
-            if is_last or clock() - last >= PLAIN_INTERVAL_SECONDS:
-                last = clock()
+            is_due = is_last or clock() - last >= PLAIN_INTERVAL_SECONDS
+            if is_due and event.done_tokens != last_done:
+                last, last_done = clock(), event.done_tokens
                 say(f"{run_name}: {text}")
 
     return on_event

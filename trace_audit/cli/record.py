@@ -125,8 +125,7 @@ def record(
     from trace_audit.storage.prompts import read_prompts
 
     config = _config(config_path, sets)
-    # The run reads it again; here it is so that a mistake is told before torch is loaded.
-    read_prompts(prompts_path)
+    read_prompts(prompts_path)  # the run does it again; a mistake here is told before torch loads
     job = RecordJob(
         model=model,
         prompts_path=prompts_path,

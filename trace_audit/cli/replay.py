@@ -70,15 +70,10 @@ def replay(
     """
     from trace_audit.cli.dry_run import describe_runs
     from trace_audit.cli.execute import execute_all
-    from trace_audit.cli.plan import check_sequences, plan_runs
-    from trace_audit.jobs import ReplayJob
+    from trace_audit.cli.plan import check_sequences, plan_runs, replay_jobs
     from trace_audit.storage.audit_dir import AuditDir
 
-    if model is not None and model_path is not None:
-        raise UsageError(
-            "--model and --model-path exclude each other",
-            hint="--model is another model; --model-path is where the recorded one moved",
-        )
+    _check_models(model, model_path)
     audit = AuditDir.open(directory)
     check_sequences(audit, only)
     runs = plan_runs(audit, config_paths, sets, name=name, repeat=repeat, force=force)
@@ -86,17 +81,13 @@ def replay(
         where = Path(model or model_path or audit.info.model_path)
         click.echo(describe_runs(audit, runs, model_directory=where, only=only), nl=False)
         return 0
-    jobs = [
-        ReplayJob(
-            audit=directory,
-            config=run.config,
-            run_name=run.name,
-            model=model,
-            model_path=model_path,
-            only=only,
-            repeat_of=run.repeat_of,
-            force=force,
-        )
-        for run in runs
-    ]
+    jobs = replay_jobs(audit, runs, model=model, model_path=model_path, only=only, force=force)
     return execute_all(jobs, keep_going=keep_going, debug=context.find_root().params["debug"])
+
+
+def _check_models(model: str | None, model_path: Path | None) -> None:
+    if model is not None and model_path is not None:
+        raise UsageError(
+            "--model and --model-path exclude each other",
+            hint="--model is another model; --model-path is where the recorded one moved",
+        )

@@ -133,7 +133,7 @@ def _pair_summary(
 ) -> PairSummary:
     names = (pair.baseline_name, pair.candidate_name)
     baseline, candidate = (identity.run_identity(name, source.info(name)) for name in names)
-    config = identity.differences(baseline.resolved, candidate.resolved)
+    config = identity.config_differences(baseline, candidate)
     environment = identity.differences(baseline.environment, candidate.environment)
     resampler = Resampler(len(pair.group_ids))
     table = MetricTable(pair, resampler)

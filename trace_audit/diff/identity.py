@@ -11,6 +11,11 @@ from trace_audit.errors import InvalidComparisonError
 
 # A run's name and how its memory was filled are not numerics.
 _IGNORED_KEYS = frozenset({"name"})
+# What decides a key that is left at "auto".
+_DECIDED_BY = {
+    "engine.lm_head_dtype": "engine.dtype",
+    "engine.attention_backend": "engine.device",
+}
 
 
 def run_identity(name: str, info: Mapping[str, Any]) -> RunIdentity:
@@ -53,6 +58,22 @@ def differences(
         for key in keys
         if baseline.get(key) != candidate.get(key)
     )
+
+
+def config_differences(baseline: RunIdentity, candidate: RunIdentity) -> tuple[Difference, ...]:
+    """Configuration keys that differ, without those that only follow another that does.
+
+    A key that both runs left at "auto" and that was decided by another key which differs is a
+    consequence, not a second change.
+    """
+    found = differences(baseline.resolved, candidate.resolved)
+    changed = {difference.key for difference in found}
+
+    def follows(key: str) -> bool:
+        both_auto = baseline.requested.get(key) == candidate.requested.get(key) == "auto"
+        return both_auto and _DECIDED_BY.get(key) in changed
+
+    return tuple(difference for difference in found if not follows(difference.key))
 
 
 def logit_dtype(identity: RunIdentity) -> str | None:

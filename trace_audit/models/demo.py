@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+from contextlib import redirect_stderr
 from pathlib import Path
 
 from trace_audit.errors import ModelError, RunFailedError
@@ -79,7 +81,8 @@ def _convert(gguf: Path, out: Path) -> None:
 
     from trace_audit.models.loader import quiet_transformers
 
-    with quiet_transformers():
+    # The GGUF reader draws a bar on stderr whatever transformers' verbosity is.
+    with quiet_transformers(), redirect_stderr(io.StringIO()):
         try:
             loaded = AutoModelForCausalLM.from_pretrained(
                 gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16, local_files_only=True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from trace_audit.errors import RunFailedError
 from trace_audit.storage.files import remove, sync, writing
 
 
@@ -22,22 +23,15 @@ def swap_in(new: Path, target: Path, replaced: Path, *, parts: Sequence[str], ma
         marker: Name of the part that completes.
 
     Raises:
-        RunFailedError: The disk refused; :func:`roll_back` restores the old parts.
+        RunFailedError: The disk refused; the old parts are back. After a kill, :func:`roll_back`
+            restores them.
     """
     remove(replaced)
-    with writing(target):
-        replaced.mkdir()
-        sync(new)
-        for name in (marker, *parts):
-            if (target / name).exists():
-                (target / name).rename(replaced / name)
-        for name in parts:
-            if (new / name).exists():
-                (new / name).rename(target / name)
-        sync(replaced)
-        sync(target)
-        (new / marker).rename(target / marker)
-        sync(target)
+    try:
+        _swap(new, target, replaced, parts, marker)
+    except RunFailedError:
+        roll_back(target, replaced, parts=parts, marker=marker)
+        raise
 
 
 def roll_back(target: Path, replaced: Path, *, parts: Sequence[str], marker: str) -> None:
@@ -60,4 +54,20 @@ def roll_back(target: Path, replaced: Path, *, parts: Sequence[str], marker: str
             with writing(target):
                 (replaced / name).rename(target / name)
     with writing(target):
+        sync(target)
+
+
+def _swap(new: Path, target: Path, replaced: Path, parts: Sequence[str], marker: str) -> None:
+    with writing(target):
+        replaced.mkdir()
+        sync(new)
+        for name in (marker, *parts):
+            if (target / name).exists():
+                (target / name).rename(replaced / name)
+        for name in parts:
+            if (new / name).exists():
+                (new / name).rename(target / name)
+        sync(replaced)
+        sync(target)
+        (new / marker).rename(target / marker)
         sync(target)
