@@ -9,12 +9,13 @@ from trace_audit.diff.flips import MANTISSA_BITS
 from trace_audit.diff.summary import Difference, RunIdentity
 from trace_audit.errors import InvalidComparisonError
 
-# A run's name and how its memory was filled are not numerics.
-_IGNORED_KEYS = frozenset({"name"})
+# A name is no numerics, and neither is room to spare: a test holds that it changes no byte.
+_IGNORED_KEYS = frozenset({"name", "engine.max_model_len"})
 # What decides a key that is left at "auto".
 _DECIDED_BY = {
     "engine.lm_head_dtype": "engine.dtype",
     "engine.attention_backend": "engine.device",
+    "engine.shard_size": "engine.max_num_seqs",
 }
 
 
@@ -63,15 +64,15 @@ def differences(
 def config_differences(baseline: RunIdentity, candidate: RunIdentity) -> tuple[Difference, ...]:
     """Configuration keys that differ, without those that only follow another that does.
 
-    A key that both runs left at "auto" and that was decided by another key which differs is a
-    consequence, not a second change.
+    A key that both runs left at its automatic value ("auto" or 0) and that was decided by another
+    key which differs is a consequence, not a second change.
     """
     found = differences(baseline.resolved, candidate.resolved)
     changed = {difference.key for difference in found}
 
     def follows(key: str) -> bool:
-        both_auto = baseline.requested.get(key) == candidate.requested.get(key) == "auto"
-        return both_auto and _DECIDED_BY.get(key) in changed
+        values = (baseline.requested.get(key), candidate.requested.get(key))
+        return values in (("auto", "auto"), (0, 0)) and _DECIDED_BY.get(key) in changed
 
     return tuple(difference for difference in found if not follows(difference.key))
 
