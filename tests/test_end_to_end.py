@@ -362,3 +362,28 @@ def test_sampled_traces_are_seeded(model, prompts, tmp_path):
 def test_float_columns_are_named_as_documented(recorded):
     schema = pq.read_schema(tokens(recorded, "record"))
     assert set(FLOATS) <= set(schema.names)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("dtype", "backend"),
+    [("float32", "eager"), ("bfloat16", "sdpa"), ("bfloat16", "triton"), ("float32", "triton")],
+)
+def test_cuda_record_and_replay_in_two_processes_are_the_same_file(
+    model, prompts, tmp_path, dtype, backend
+):
+    config = write_config(
+        tmp_path / "c.toml", "same", device="cuda", dtype=dtype, attention_backend=backend
+    )
+    audit = tmp_path / "audit"
+    run(
+        "record", model, "--prompts", prompts, "-o", audit, "--max-tokens", 12, "--ignore-eos",
+        "--config", config,
+    )  # fmt: skip
+    run("replay", audit, "--config", config, PYTHONHASHSEED="7")
+    assert tokens(audit, "same").read_bytes() == tokens(audit, "record").read_bytes()
+    info = run_info(audit, "same")
+    assert info["backends"]["attention"] == backend
+    assert info["backends"]["trace_replay"] == "triton"
+    assert "gpu_name" in info["environment"]
+    assert "BITWISE" in run("diff", "report", audit).stdout

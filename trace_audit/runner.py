@@ -142,6 +142,9 @@ def _child_main(job: Job, target: Target, sender: Connection) -> None:
     # First: Triton reads this when it is imported, and a target may import it at once.
     if runs_on_cpu(job.config.engine.device):
         os.environ["TRITON_INTERPRET"] = "1"
+    else:
+        # cuBLAS may choose its workspace, and with it the order of sums, anew on every start.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     os.setpgid(0, 0)
     # A terminal's Ctrl-C is the parent's to handle, which then ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
