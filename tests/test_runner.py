@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -176,7 +177,10 @@ def test_no_process_outlives_a_killed_parent(tmp_path: Path, number: signal.Sign
     root = Path(__file__).parent.parent
     command = [sys.executable, str(script)]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": str(root)}
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={"PYTHONPATH": os.pathsep.join([str(root), *sys.path])},
     ) as parent:
         assert parent.stdout is not None
         pids = [int(word) for word in parent.stdout.readline().split()]

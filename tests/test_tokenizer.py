@@ -173,7 +173,7 @@ def test_ids_stay_as_they_are(tmp_path: Path) -> None:
 
 def test_a_chat_without_a_template(tmp_path: Path) -> None:
     tokenizer = byte_level(tmp_path, template=None)
-    with pytest.raises(InputError, match="line 4 is a chat, and .* no chat template"):
+    with pytest.raises(InputError, match=r"line 4 is a chat, and .* no chat template"):
         render_prompt(tokenizer, entry(messages=[{"role": "user", "content": "x"}]))
 
 

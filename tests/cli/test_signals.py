@@ -36,7 +36,7 @@ def recording(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]
     prompts.write_text('{"prompt": "x"}\n', encoding="utf-8")
     command = [sys.executable, str(script), "record", "demo", "--prompts", str(prompts)]
     command += ["-o", str(tmp_path / "audit")]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

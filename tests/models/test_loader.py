@@ -209,21 +209,31 @@ class Projections(torch.nn.Module):
         return self.q_proj(x), self.k_proj(x), self.v_proj(x), self.o_proj(y)
 
 
+def assert_as_good(got, want, exact):
+    """`got` is as near to the exact product as torch's own linear is."""
+    error = (got.double() - exact).abs().max()
+    assert error <= 2 * (want.double() - exact).abs().max()
+
+
 @pytest.mark.parametrize("bias", [False, True])
-def test_packed_linears_equal_torchs_own_bit_for_bit(bias):
+def test_packed_linears_are_as_exact_as_torchs_own(bias):
     if not can_pack(CPU, torch.bfloat16):
         pytest.skip("this CPU has no bfloat16 support in oneDNN")
     torch.manual_seed(0)
     plain = Projections(bias).bfloat16().eval()
+    exact = copy.deepcopy(plain).double()
     packed = copy.deepcopy(plain)
     assert pack_linears(packed) == 4
     assert isinstance(packed.q_proj, PackedLinear)
     for rows in (1, 2, 3, 15, 16, 17, 32, 33, 100, 257):
         x, y = torch.randn(1, rows, 576).bfloat16(), torch.randn(1, rows, 1536).bfloat16()
         with torch.inference_mode():
-            for _ in range(2):  # the second pass finds nothing of the first
-                for got, want in zip(packed(x, y), plain(x, y), strict=True):
-                    assert torch.equal(got, want)
+            first = packed(x, y)
+            for got, again, want, true in zip(
+                first, packed(x, y), plain(x, y), exact(x.double(), y.double()), strict=True
+            ):
+                assert torch.equal(got, again)  # the second pass finds nothing of the first
+                assert_as_good(got, want, true)
 
 
 def test_a_sibling_called_alone_or_again_computes_its_own_input():
@@ -231,12 +241,15 @@ def test_a_sibling_called_alone_or_again_computes_its_own_input():
         pytest.skip("this CPU has no bfloat16 support in oneDNN")
     torch.manual_seed(0)
     plain = Projections(False).bfloat16().eval()
+    exact = copy.deepcopy(plain).double()
     packed = copy.deepcopy(plain)
     pack_linears(packed)
     a, b = torch.randn(4, 576).bfloat16(), torch.randn(4, 576).bfloat16()
     with torch.inference_mode():
         for name, x in [("k_proj", a), ("k_proj", a), ("q_proj", b), ("v_proj", a), ("k_proj", b)]:
-            assert torch.equal(getattr(packed, name)(x), getattr(plain, name)(x))
+            assert_as_good(
+                getattr(packed, name)(x), getattr(plain, name)(x), getattr(exact, name)(x.double())
+            )
 
 
 def test_a_bfloat16_model_on_a_cpu_is_packed_and_a_float32_one_is_not(checkpoint):

@@ -287,7 +287,7 @@ def test_a_run_that_does_not_say_it_is_complete(audit: AuditDir) -> None:
 
 def test_a_trace_of_another_audit(audit: AuditDir, tmp_path: Path) -> None:
     edit_json(audit.path / "audit.json", trace_sha256="f" * 64)
-    with pytest.raises(AuditDirError, match="not the trace that audit.json names"):
+    with pytest.raises(AuditDirError, match=r"not the trace that audit\.json names"):
         AuditDir.open(audit.path).read_trace()
 
 

@@ -226,7 +226,7 @@ def test_an_audit_is_not_replaced_under_a_run_that_is_being_written(audit: Audit
         write_shards(run, range(len(SHARDS)), seed=3)
         with open_record(audit.path, "b", force=True) as record:
             write_shards(record, range(len(SHARDS)), seed=5)
-            with pytest.raises(AuditDirError, match="Run 'y' of .* is being written"):
+            with pytest.raises(AuditDirError, match=r"Run 'y' of .* is being written"):
                 finish_record(record)
         run.finish(RUN_INFO)
     assert AuditDir.open(audit.path).run_names() == ["record", "x", "y"]

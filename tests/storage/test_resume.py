@@ -213,8 +213,8 @@ def test_a_shard_is_written_once_and_in_order(audit: AuditDir) -> None:
             writer.write_shard(1, backwards, counters={}, finish_reasons=["stop", "stop"])
         with pytest.raises(ValueError, match="finish reason"):
             writer.write_shard(1, shard_table([2, 3]), counters={}, finish_reasons=["stop"])
+        table = shard_table([2]).drop_columns(["rank"])
         with pytest.raises(ValueError, match="columns missing"):
-            table = shard_table([2]).drop_columns(["rank"])
             writer.write_shard(1, table, counters={}, finish_reasons=["stop"])
 
 

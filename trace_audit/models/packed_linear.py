@@ -1,8 +1,9 @@
 """bfloat16 linear layers on a CPU with weights laid out once for oneDNN.
 
 torch's own linear reorders the weights into oneDNN's blocked layout on every call. Doing that once,
-and computing siblings that read one input as one product, changes no bit of the result (tests
-compare them) and saves 40 % of the time of a decode step's products.
+and computing siblings that read one input as one product, saves 40 % of the time of a decode step's
+products. Both round once from float32 sums; oneDNN may order those sums differently (on a CPU with
+AVX-512 the bits were equal, on one with AMX some were not), so run.json says which ran.
 """
 
 from __future__ import annotations

@@ -109,9 +109,13 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
-        raise InputError(f"There is no prompts file {path}.") from error
+        raise InputError(
+            f"There is no prompts file {path}.", hint="Give the path of a JSONL file to --prompts."
+        ) from error
     except IsADirectoryError as error:
-        raise InputError(f"{path} is a directory, not a prompts file.") from error
+        raise InputError(
+            f"{path} is a directory, not a prompts file.", hint="Give a JSONL file to --prompts."
+        ) from error
     except OSError as error:
         raise InputError(f"The prompts file {path} cannot be read: {reason_of(error)}.") from error
     # Only a newline ends a line: text may hold the other separators of Unicode.
