@@ -51,8 +51,10 @@ class InputError(UsageError):
 class ModelError(UsageError):
     """A model directory cannot be used."""
 
-    default_hint = "give a directory with config.json, *.safetensors and a tokenizer, "
+    default_hint = (
+        "give a directory with config.json, *.safetensors and a tokenizer, "
         "of a decoder that transformers knows"
+    )
 
 
 class AuditDirError(UsageError):
