@@ -279,6 +279,71 @@ def test_cuda_asked_for_where_there_is_none(model, prompts, tmp_path):
     assert not (tmp_path / "a").exists()
 
 
+def damage_no_config(directory: Path) -> None:
+    (directory / "config.json").unlink()
+
+
+def damage_no_weights(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+
+
+def damage_pickle_only(directory: Path) -> None:
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+
+
+def damage_remote_code(directory: Path) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": {"AutoModel": "x.Y"}}))
+
+
+def damage_other_shapes(directory: Path) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"intermediate_size": 97}))
+
+
+def damage_missing_weights(directory: Path) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 5}))
+
+
+def damage_extra_weights(directory: Path) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 3}))
+
+
+def damage_no_interface(directory: Path) -> None:
+    from transformers import AutoModelForCausalLM, BloomConfig
+
+    (directory / "model.safetensors").unlink()
+    config = BloomConfig(vocab_size=512, hidden_size=32, n_layer=2, n_head=2)
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (damage_no_config, "config.json"),
+        (damage_no_weights, "safetensors"),
+        (damage_pickle_only, "pickled"),
+        (damage_remote_code, "code of its own"),
+        (damage_other_shapes, "other shapes"),
+        (damage_missing_weights, "lacks"),
+        (damage_extra_weights, "unexpected"),
+        (damage_no_interface, "attention interface"),
+    ],
+)
+def test_a_model_that_cannot_be_used_is_one_sentence(model, prompts, tmp_path, damage, message):
+    directory = Path(shutil.copytree(model, tmp_path / "model"))
+    damage(directory)
+    audit = tmp_path / "audit"
+    done = run(
+        "record", directory, "--prompts", prompts, "-o", audit, "--set", "device=cpu", code=2
+    )
+    assert message in done.stderr
+    assert "hint:" in done.stderr
+    assert not audit.exists()
+
+
 def test_a_model_directory_without_a_tokenizer(checkpoint, prompts, tmp_path):
     done = run("record", checkpoint(), "--prompts", prompts, "-o", tmp_path / "a", code=2)
     assert "tokenizer" in done.stderr

@@ -42,7 +42,13 @@ from trace_audit.storage.record_writer import (
     start_record,
 )
 from trace_audit.storage.shards import plan_shards
-from trace_audit.tokenizer import load_tokenizer, render_prompt, vocabulary_rows
+from trace_audit.tokenizer import (
+    begins_twice,
+    load_tokenizer,
+    render_prompt,
+    tokenizer_size,
+    vocabulary_rows,
+)
 
 _STOP_WINDOW = 16  # tokens decoded beyond a stop string's own bytes
 
@@ -76,6 +82,7 @@ def record(job: RecordJob, emit: Emit) -> dict[str, Any]:
     model_config = read_config(source.directory)
     tokenizer = _tokenizer_for(entries, job, source)
     sequences = [_render(entry, tokenizer) for entry in entries]
+    _warn_of_doubled_bos(tokenizer, sequences, emit)
     config = resolve_for(job.config, max(s.longest(job.max_tokens) for s in sequences))
     check_context(model_config, config.engine.max_model_len)
     conformance = check_architecture(model_config)
@@ -155,6 +162,21 @@ def _render(entry: PromptEntry, tokenizer: PreTrainedTokenizerBase | None) -> _S
     return _Sequence(entry=entry, prompt_token_ids=render_prompt(tokenizer, entry))
 
 
+def _warn_of_doubled_bos(
+    tokenizer: PreTrainedTokenizerBase | None, sequences: Sequence[_Sequence], emit: Emit
+) -> None:
+    if tokenizer is None:
+        return
+    doubled = [s.entry for s in sequences if begins_twice(tokenizer, s.prompt_token_ids)]
+    if doubled:
+        emit(
+            Message(
+                f"{len(doubled)} prompts begin with the tokenizer's first token twice, the first of "
+                f"them on line {doubled[0].line_number}: text that already holds it gets another."
+            )
+        )
+
+
 def _request(
     index: int,
     sequence: _Sequence,
@@ -218,7 +240,7 @@ def _record_info(
         tokenizer_fingerprint=tokenizer_fingerprint(source.directory),
         prompts_sha256=file_sha256(job.prompts_path),
         vocabulary_size=loaded.vocabulary_size,
-        tokenizer_size=None if tokenizer is None else len(tokenizer),
+        tokenizer_size=None if tokenizer is None else tokenizer_size(tokenizer),
         seed=job.seed,
         sampling={
             "temperature": job.temperature,

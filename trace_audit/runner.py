@@ -142,6 +142,9 @@ def _child_main(job: Job, target: Target, sender: Connection) -> None:
     # First: Triton reads this when it is imported, and a target may import it at once.
     if runs_on_cpu(job.config.engine.device):
         os.environ["TRITON_INTERPRET"] = "1"
+        # Threads that wait by spinning starve each other as soon as a core is shared: a decode
+        # step of many small operations then takes ten times as long.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     else:
         # cuBLAS may choose its workspace, and with it the order of sums, anew on every start.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -177,7 +180,7 @@ def as_trace_audit_error(error: Exception) -> TraceAuditError:
         return RunFailedError(
             f"the disk is full{where}", hint="free some space and run again: finished work is kept"
         )
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+    if _is_out_of_memory(error):
         return RunFailedError(
             f"memory ran out: {_first_line(error)}", hint="lower max_num_seqs or num_kv_blocks"
         )
@@ -185,6 +188,13 @@ def as_trace_audit_error(error: Exception) -> TraceAuditError:
         f"an unexpected error ended the command: {type(error).__name__}: {_first_line(error)}",
         hint="TRACE_AUDIT_DEBUG=1 shows the traceback; please report it",
     )
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    # torch has a type of its own for CUDA only.
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
 def _first_line(error: Exception) -> str:

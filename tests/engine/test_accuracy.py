@@ -40,7 +40,7 @@ def test_float32_logprobs_agree_with_transformers(checkpoint, device, family, ba
         want = transformers_logprobs(
             harness.loaded.model, prompt, output.token_ids.tolist(), device
         )
-        assert np.abs(output.logprob - want).max() <= 1e-4
+        assert np.abs(output.logprob - want).max() <= (5e-5 if backend == "eager" else 1e-4)
 
 
 def test_sdpa_refuses_a_soft_capped_model(checkpoint, device):

@@ -249,6 +249,21 @@ def test_the_trace_costs_its_lengths_and_no_second_matrix(device):
     assert rows >= matrix
 
 
+def test_an_engine_with_the_switch_on_allocates_the_lengths_more(checkpoint, device):
+    from tests.tiny import Harness
+
+    sizes = {"max_num_seqs": 256, "max_num_batched_tokens": 512, "num_kv_blocks": 64}
+
+    def engine(enabled: bool) -> int:
+        make = lambda: Harness.make(checkpoint(), device, enable_trace_replay=enabled, **sizes)  # noqa: E731
+        used, _harness = measured(make)
+        return used
+
+    engine(True)  # what the first of all allocates once
+    lengths = 256 * 4 * (2 if device.type == "cuda" else 1)
+    assert engine(True) - engine(False) == lengths
+
+
 @pytest.mark.gpu
 def test_the_trace_costs_no_device_memory_at_all(device):
     torch.cuda.synchronize()

@@ -330,7 +330,7 @@ def test_an_imported_run(tmp_path: Path) -> None:
         )
     assert audit.run_names() == ["record", "imported"]
     read = audit.read_tokens("imported")
-    assert read["logprob"].to_pylist() == np.float32(logprobs).tolist()
+    assert read["logprob"].to_pylist() == np.array(logprobs, np.float32).tolist()
     assert read["position"].to_pylist() == [5, 6, 7, 8, 9]
     present = {"sequence_index", "sequence_id", "step", "position", "token_id", "logprob"}
     assert {n for n in read.column_names if not read[n].null_count} == present

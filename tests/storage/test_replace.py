@@ -19,6 +19,7 @@ from tests.storage.build import (
 )
 from trace_audit.errors import AuditDirError, RunFailedError
 from trace_audit.storage.audit_dir import AuditDir
+from trace_audit.storage.lock import is_locked
 from trace_audit.storage.run_writer import RunWriter
 
 
@@ -214,6 +215,16 @@ def test_two_writers_of_one_run(audit: AuditDir) -> None:
             pass
     with audit.run_writer("y", job_digest="d", num_shards=1, force=False):
         pass
+
+
+def test_a_lock_can_be_asked_for_by_who_may_only_read(audit: AuditDir) -> None:
+    partial = audit.path / "runs" / ".y.partial"
+    assert not is_locked(partial)
+    with audit.run_writer("y", job_digest="d", num_shards=len(SHARDS), force=False) as writer:
+        (partial / "lock").chmod(0o444)
+        write_shards(writer, [0])
+        assert is_locked(partial)
+    assert not is_locked(partial)
 
 
 def test_two_records_of_one_directory(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ from trace_audit.errors import UsageError
 )
 @click.option(
     "--repeat",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 1000),
     default=1,
     show_default=True,
     metavar="N",

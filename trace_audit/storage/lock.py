@@ -39,11 +39,12 @@ class DirectoryLock:
 def is_locked(directory: Path) -> bool:
     """Whether a writer holds a directory's lock at this moment."""
     try:
-        descriptor = os.open(directory / LOCK_NAME, os.O_RDWR)
+        # For reading: an audit may be on a disk that takes no writes.
+        descriptor = os.open(directory / LOCK_NAME, os.O_RDONLY)
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:
