@@ -416,6 +416,32 @@ def test_verify_finds_a_flipped_bit(audit):
     assert "record" in done.stderr + done.stdout
 
 
+@pytest.mark.parametrize("name", ["audit.json", "runs/record/run.json"])
+def test_an_edited_manifest_is_seen(audit, name):
+    path = audit / name
+    path.write_text(
+        path.read_text().replace('"float32"', '"float16"').replace('"seed": 0', '"seed": 1')
+    )
+    done = subprocess.run(command("verify", audit), capture_output=True, text=True, check=False)
+    assert done.returncode in (1, 2)
+    assert "changed after it was written" in done.stderr + done.stdout
+
+
+def test_a_run_without_its_run_json_is_a_finding(audit, tmp_path):
+    (audit / "runs" / "lost").mkdir()
+    done = subprocess.run(command("verify", audit), capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "lost has no run.json" in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("group", [[], ["diff"]])
+def test_a_bare_command_prints_its_help_as_it_is(group):
+    done = subprocess.run(command(*group), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Commands:\n" in done.stderr
+    assert "error:" not in done.stderr
+
+
 def test_sampled_traces_are_seeded(model, prompts, tmp_path):
     paths = []
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):

@@ -171,7 +171,7 @@ def _warn_of_doubled_bos(
     if doubled:
         emit(
             Message(
-                f"{len(doubled)} prompts begin with the tokenizer's first token twice, the first of "
+                f"{len(doubled)} prompts begin with the tokenizer's BOS token twice, the first of "
                 f"them on line {doubled[0].line_number}: text that already holds it gets another."
             )
         )
@@ -208,7 +208,10 @@ def _request(
         )
     except RequestError as error:
         raise InputError(
-            f"line {entry.line_number} of {job.prompts_path}: {error.message}", hint=error.hint
+            f"line {entry.line_number} of {job.prompts_path}: "
+            # The key of the prompts file, not the engine's name for it.
+            + error.message.replace("trace_decode_token_ids", "output_token_ids"),
+            hint=error.hint,
         ) from error
 
 

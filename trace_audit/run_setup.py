@@ -41,8 +41,9 @@ def find_model(model: str) -> ModelSource:
     if path.exists() or model.startswith((".", "/", "~")) or model.count("/") != 1:
         path = path.expanduser()
         if not path.is_dir():
+            what = "is not a directory" if path.exists() else "does not exist"
             raise ModelError(
-                f"the model directory {path} does not exist",
+                f"the model directory {path} {what}",
                 hint="give a Hugging Face model directory, a hub id (owner/name), or demo",
             )
         return ModelSource(directory=path.resolve(), revision=None)
@@ -122,7 +123,6 @@ def run_environment(config: RunConfig) -> dict[str, Any]:
         **environment_info(),
         **gpu,
         "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "torch_num_threads": torch.get_num_threads(),
     }
 
 

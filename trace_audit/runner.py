@@ -142,9 +142,6 @@ def _child_main(job: Job, target: Target, sender: Connection) -> None:
     # First: Triton reads this when it is imported, and a target may import it at once.
     if runs_on_cpu(job.config.engine.device):
         os.environ["TRITON_INTERPRET"] = "1"
-        # Threads that wait by spinning starve each other as soon as a core is shared: a decode
-        # step of many small operations then takes ten times as long.
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     else:
         # cuBLAS may choose its workspace, and with it the order of sums, anew on every start.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

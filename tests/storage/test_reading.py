@@ -29,9 +29,9 @@ from tests.storage.build import (
     shard_table,
     write_shards,
 )
-from trace_audit.errors import AuditDirError, RunFailedError
+from trace_audit.errors import AuditDirError, InvalidComparisonError, RunFailedError
 from trace_audit.storage.audit_dir import AuditDir
-from trace_audit.storage.files import file_entry
+from trace_audit.storage.files import file_entry, sealed
 from trace_audit.storage.imported import ImportedSequence, imported_tokens
 from trace_audit.storage.schema import TOKENS_SCHEMA
 from trace_audit.storage.shards import plan_shards
@@ -186,7 +186,9 @@ def test_runs_are_listed_record_first_and_only_when_complete(audit: AuditDir) ->
 
 
 def edit_json(path: Path, **changes: object) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    value = {**json.loads(path.read_text()), **changes}
+    value.pop("sha256")
+    path.write_text(json.dumps(sealed(value)))
 
 
 def rewrite_tokens(audit: AuditDir, table: pa.Table, metadata: dict[str, str]) -> None:
@@ -225,7 +227,7 @@ def test_a_truncated_or_missing_file(audit: AuditDir) -> None:
 def test_rows_of_another_trace(audit: AuditDir) -> None:
     table = audit.read_tokens("x")
     rewrite_tokens(audit, table, {"format_version": "1", "trace_sha256": "f" * 64})
-    with pytest.raises(AuditDirError, match="scored another trace"):
+    with pytest.raises(InvalidComparisonError, match="scored another trace"):
         audit.read_tokens("x")
 
 

@@ -82,6 +82,10 @@ def _report(error: BaseException, *, debug: bool) -> int:
     """Tell the user what ended the command, and return the exit code that says it."""
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        # Its message is the help page, which is to be read as it is.
+        click.echo(error.format_message(), err=True)
+        return error.exit_code
     if isinstance(error, BrokenPipeError):
         _discard_output()
         return EXIT_CLOSED_PIPE

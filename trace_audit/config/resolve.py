@@ -61,6 +61,12 @@ def _check_machine(engine: EngineConfig, device: str, hardware: Hardware) -> Non
             'device = "cuda" was asked for and this machine has no usable CUDA device',
             hint='use device = "auto" or device = "cpu"',
         )
+    if engine.num_threads > hardware.cpu_count:
+        raise ConfigError(
+            f"num_threads = {engine.num_threads} is more than the {hardware.cpu_count} cores this "
+            "process may use",
+            hint="leave num_threads at 0, which takes all of them",
+        )
     if device == "cpu" and engine.matmul_precision == "high":
         raise ConfigError(
             'matmul_precision = "high" means TF32, which a CPU does not compute',

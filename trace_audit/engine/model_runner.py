@@ -14,7 +14,7 @@ from trace_audit.engine.request_state import RequestState
 from trace_audit.engine.sampler import Sampler, SamplingInputs
 from trace_audit.engine.scheduler import ScheduledRequest
 from trace_audit.engine.token_statistics import StatisticsKernels, TokenStatistics
-from trace_audit.engine.trace_replay import TraceReplayState
+from trace_audit.engine.trace_replay import ApplyTrace, TraceReplayState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class ModelRunner:
         max_num_reqs: request slots.
         max_model_len: longest sequence.
         num_blocks, block_size: the KV cache.
-        enable_trace_replay: whether state for traces exists.
+        apply_trace: the overwrite; None: no state for traces exists.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ModelRunner:
         max_model_len: int,
         num_blocks: int,
         block_size: int,
-        enable_trace_replay: bool,
+        apply_trace: ApplyTrace | None,
     ) -> None:
         parameter = next(model.parameters())
         self.device = parameter.device
@@ -76,7 +76,9 @@ class ModelRunner:
         attention.bind(self.kv_cache, backend)
         self.request_state = RequestState(max_num_reqs, max_model_len, self.device)
         self.trace_replay = (
-            TraceReplayState(max_num_reqs, self.device) if enable_trace_replay else None
+            None
+            if apply_trace is None
+            else TraceReplayState(max_num_reqs, self.device, apply_trace)
         )
         self._sampler = Sampler(
             vocabulary_size=vocabulary_size,

@@ -108,16 +108,33 @@ def chunk_masses(
     mass = partials.sum_exp * (partials.maximum - row_maximum[:, None]).exp()
     # -1 stands for an id of a chunk past the last, which is dropped at the end.
     chunk = torch.where(excluded >= 0, excluded // CHUNK, num_chunks)
-    ids = chunk[..., None] * CHUNK + torch.arange(CHUNK, device=logits.device)
-    values = logits.gather(1, ids.flatten(1).clamp(max=logits.shape[1] - 1)).view(ids.shape)
-    weight = (values.float() - row_maximum[:, None, None]).exp()
-    weight = torch.where(ids < logits.shape[1], weight, 0.0).flatten(1)
+    values = chunk_logits(logits, chunk.clamp(max=num_chunks - 1))
+    weight = (values - row_maximum[:, None, None]).exp().flatten(1)
     # Several excluded ids can share a chunk: all of them are struck from its first copy.
     first = (chunk[:, :, None] == chunk[:, None, :]).int().argmax(-1)
     weight.scatter_(1, first * CHUNK + excluded % CHUNK, 0.0)
     rest = weight.unflatten(1, (num_excluded, CHUNK)).sum(-1).gather(1, first)
     mass = torch.cat([mass, mass.new_zeros(num_rows, 1)], dim=1)
     return mass.scatter_(1, chunk, rest)[:, :-1]
+
+
+def chunk_logits(logits: torch.Tensor, chunks: torch.Tensor) -> torch.Tensor:
+    """Logits of whole chunks, float32 [B, K, CHUNK]; -inf past the vocabulary.
+
+    Args:
+        logits: [B, V].
+        chunks: int64 [B, K].
+    """
+    num_rows, vocabulary_size = logits.shape
+    if vocabulary_size % CHUNK == 0:
+        # Whole rows of the chunked view: ten times as fast on a CPU as single elements.
+        row = torch.arange(num_rows, device=logits.device)[:, None] * (vocabulary_size // CHUNK)
+        return (
+            logits.reshape(-1, CHUNK)[(row + chunks).flatten()].view(*chunks.shape, CHUNK).float()
+        )
+    ids = chunks[..., None] * CHUNK + torch.arange(CHUNK, device=logits.device)
+    values = logits.gather(1, ids.flatten(1).clamp(max=vocabulary_size - 1)).view(ids.shape)
+    return torch.where(ids < vocabulary_size, values.float(), float("-inf"))
 
 
 def top_ids(logits: torch.Tensor, maximum: torch.Tensor, k: int) -> torch.Tensor:
@@ -136,8 +153,9 @@ def top_ids(logits: torch.Tensor, maximum: torch.Tensor, k: int) -> torch.Tensor
     chunks = _best(maximum, min(k, maximum.shape[1]))
     # Chunks are sorted so that candidates stand in order of id, and a lower position wins a tie.
     chunks = chunks.sort(-1).values
+    values = chunk_logits(logits, chunks).flatten(1)
     ids = (chunks[..., None] * CHUNK + torch.arange(CHUNK, device=logits.device)).flatten(1)
-    values = logits.gather(1, ids.clamp(max=vocabulary_size - 1)).float()
+    # An id past the vocabulary must lose against a logit of -inf too.
     values = torch.where(ids < vocabulary_size, values, float("nan"))
     best = ids.gather(1, _best(values, num_wanted))
     missing = torch.full((logits.shape[0], k - num_wanted), -1, device=logits.device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from trace_audit.engine.buffers import UvaBackedTensor
@@ -9,17 +11,28 @@ from trace_audit.engine.request import Request
 from trace_audit.engine.request_state import RequestState
 from trace_audit.kernels.trace_replay import apply_trace_tokens
 
+ApplyTrace = Callable[..., None]
+"""`apply_trace_tokens`, as the kernel or as its reference."""
+
 
 class TraceReplayState:
     """Which slots replay a trace, and how long it is.
 
     Exists only where `enable_trace_replay` is true and this rank samples.
 
+    Args:
+        max_num_reqs: request slots.
+        device: of the request rows.
+        apply: the overwrite.
+
     Attributes:
         trace_len: int32 [max_num_reqs], 0 for a request without a trace.
     """
 
-    def __init__(self, max_num_reqs: int, device: torch.device) -> None:
+    def __init__(
+        self, max_num_reqs: int, device: torch.device, apply: ApplyTrace = apply_trace_tokens
+    ) -> None:
+        self._apply = apply
         self.trace_len = UvaBackedTensor(max_num_reqs, dtype=torch.int32, device=device)
         self._changed = False
 
@@ -45,7 +58,7 @@ class TraceReplayState:
         """Overwrite `sampled` (int64 [num_reqs]) in place for the rows that replay."""
         if not self.trace_len.np.any():
             return
-        apply_trace_tokens(
+        self._apply(
             sampled,
             idx_mapping,
             state.all_token_ids.gpu,

@@ -35,7 +35,13 @@ def demo_model(cache: Path) -> Path:
     directory = cache / _DIRECTORY
     if (directory / "config.json").is_file():
         return directory
-    cache.mkdir(parents=True, exist_ok=True)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ModelError(
+            f"the cache directory {cache} cannot be made: {error.strerror}",
+            hint="set TRACE_AUDIT_CACHE to a directory that can be written",
+        ) from error
     with tempfile.TemporaryDirectory(dir=cache, prefix=".demo-") as scratch:
         gguf = _fetch(Path(scratch))
         converted = Path(scratch) / "converted"

@@ -73,9 +73,9 @@ def read_config(directory: Path) -> PreTrainedConfig:
         )
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except Exception as error:  # its validators raise types of their own
         raise ModelError(
-            f"transformers does not accept {path}: {_first_line(error)}",
+            f"transformers does not accept {path}: {_one_line(error)}",
             hint=f"its model_type is {raw.get('model_type')!r}",
         ) from error
     _check_layer_types(config)
@@ -251,6 +251,10 @@ def quiet_transformers() -> Iterator[None]:
     finally:
         transformers_logging.set_verbosity(verbosity)
         transformers_logging.enable_progress_bar()
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def _first_line(error: BaseException) -> str:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from trace_audit.errors import AuditDirError
-from trace_audit.storage.files import check_file, read_json
+from trace_audit.errors import AuditDirError, InvalidComparisonError
+from trace_audit.storage.files import check_file, read_json, unsealed
 from trace_audit.storage.run_files import RUN_NAME, TOKENS_NAME, TRACE_KEY, VERSION_KEY
 from trace_audit.storage.schema import (
     FORMAT_NAME,
@@ -169,6 +169,9 @@ class AuditDir:
         path = self.path / RUNS_NAME / name / RUN_NAME
         info = read_json(path)
         _check_version(path, info.get("format_version"))
+        info = unsealed(path, info)
+        if info.get("name") != name:
+            raise AuditDirError(f"{path} is that of run {info.get('name')!r}.")
         if info.get("complete") is not True:
             raise AuditDirError(f"{path} does not say that the run is complete.")
         return info
@@ -177,7 +180,8 @@ class AuditDir:
         """Reads a run's rows in `TOKENS_SCHEMA`, sorted by (sequence_index, step).
 
         Raises:
-            AuditDirError: Size, sha256, columns, trace, format version or row order do not match.
+            AuditDirError: Size, sha256, columns, format version or row order do not match.
+            InvalidComparisonError: The run scored another trace.
         """
         info = self.run_info(name)
         path = self.path / RUNS_NAME / name / TOKENS_NAME
@@ -185,7 +189,7 @@ class AuditDir:
         table, metadata = read_table(path, TOKENS_SCHEMA)
         _check_version(path, metadata.get(VERSION_KEY))
         if metadata.get(TRACE_KEY) != self.info.trace_sha256:
-            raise AuditDirError(
+            raise InvalidComparisonError(
                 f"Run {name!r} scored another trace than this audit's.",
                 hint="Files of two audits were mixed; replay the run on this audit.",
             )
@@ -209,13 +213,17 @@ class AuditDir:
 
     def verify(self) -> list[str]:
         """Checks every file; a sentence a problem, none if all is well."""
-        problems = []
+        problems = [
+            f"{path} has no {RUN_NAME}."
+            for path in sorted((self.path / RUNS_NAME).glob("[!.]*"))
+            if not (path / RUN_NAME).is_file()
+        ]
         checks: list[Callable[[], object]] = [self.read_trace, self.vocabulary]
         checks += [partial(self.read_tokens, name) for name in self.run_names()]
         for check in checks:
             try:
                 check()
-            except AuditDirError as error:
+            except (AuditDirError, InvalidComparisonError) as error:
                 problems.append(error.message)
         return problems
 
@@ -255,6 +263,7 @@ def _audit_info(path: Path) -> AuditInfo:
             f"{manifest} was not written by trace-audit.", hint="Give an audit directory."
         )
     _check_version(manifest, value.get("format_version"))
+    value = unsealed(manifest, value)
     names = {field.name for field in fields(AuditInfo)}
     if names != value.keys() - {"format"}:
         wrong = ", ".join(sorted(names ^ (value.keys() - {"format"})))

@@ -15,6 +15,7 @@ from typing import Any
 from trace_audit.errors import AuditDirError, RunFailedError
 
 _TEMPORARY_PREFIX = ".writing-"
+_SEAL_KEY = "sha256"
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -88,6 +89,31 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise AuditDirError(f"{path} holds no JSON object, so it is damaged.")
     return value
+
+
+def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The object with a sha256 of itself, so that a later change of it is seen."""
+    return {**value, _SEAL_KEY: _digest(value)}
+
+
+def unsealed(path: Path, value: Mapping[str, Any]) -> dict[str, Any]:
+    """What `sealed` was given.
+
+    Raises:
+        AuditDirError: The object is not the one that was sealed.
+    """
+    content = {key: item for key, item in value.items() if key != _SEAL_KEY}
+    if value.get(_SEAL_KEY) != _digest(content):
+        raise AuditDirError(
+            f"{path} was changed after it was written.",
+            hint="Restore it, or record or replay again.",
+        )
+    return content
+
+
+def _digest(value: Mapping[str, Any]) -> str:
+    text = json.dumps(value, sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def sync(path: Path) -> None:

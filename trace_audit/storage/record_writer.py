@@ -24,6 +24,7 @@ from trace_audit.storage.audit_dir import (
 from trace_audit.storage.files import (
     file_entry,
     remove,
+    sealed,
     sync,
     write_atomically,
     write_json,
@@ -161,7 +162,7 @@ class RecordWriter(ShardWriter):
             files={name: file_entry(staged / name) for name in (TRACE_NAME, VOCABULARY_NAME)},
             **asdict(info),
         )
-        write_json(staged / AUDIT_NAME, audit.to_json())
+        write_json(staged / AUDIT_NAME, sealed(audit.to_json()))
         self._check_no_writers()
         swap_in(staged, self._path, self._replaced, parts=_PARTS, marker=AUDIT_NAME)
         self._discard()

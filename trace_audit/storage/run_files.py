@@ -8,7 +8,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from trace_audit.storage.files import file_entry, sync, write_atomically, write_json, writing
+from trace_audit.storage.files import (
+    file_entry,
+    sealed,
+    sync,
+    write_atomically,
+    write_json,
+    writing,
+)
 from trace_audit.storage.schema import FORMAT_VERSION, TOKENS_SCHEMA
 from trace_audit.storage.tables import write_table
 
@@ -53,6 +60,6 @@ def build_run(
         "counters": {**run_info.get("counters", {}), **counters},
         "complete": True,
     }
-    write_json(directory / RUN_NAME, {**run_info, **computed})
+    write_json(directory / RUN_NAME, sealed({**run_info, **computed}))
     with writing(directory):
         sync(directory)
