@@ -51,15 +51,10 @@ def replay(job: ReplayJob, emit: Emit) -> dict[str, Any]:
     check_context(model_config, config.engine.max_model_len)
     check_architecture(model_config)
     apply_process_settings(config)
-    emit(Stage("loading the model"))
-    load_started = time.perf_counter()
-    loaded = load(config, source.directory)
-    _check_vocabulary(loaded.vocabulary_size, audit)
-    built = build(config, loaded)
-    load_seconds = time.perf_counter() - load_started
     environment = run_environment(config)
     shards = plan_shards(len(chosen), config.engine.shard_size)
     subset = [trace[i].sequence_id for i in chosen] if job.only else None
+    # Before the weights are read: a name that is taken need not wait for them.
     writer = audit.run_writer(
         job.run_name,
         job_digest=digest(
@@ -75,6 +70,12 @@ def replay(job: ReplayJob, emit: Emit) -> dict[str, Any]:
         force=job.force,
     )
     with writer:
+        emit(Stage("loading the model"))
+        load_started = time.perf_counter()
+        loaded = load(config, source.directory)
+        _check_vocabulary(loaded.vocabulary_size, audit)
+        built = build(config, loaded)
+        load_seconds = time.perf_counter() - load_started
         resumed = len(writer.finished_shards)
         emit(Stage("replaying"))
         run_shards(built, writer, shards, chosen, _request_maker(built, trace), emit)

@@ -167,3 +167,9 @@ def test_show_prints_both_sides() -> None:
 
 def test_show_without_a_difference_says_so() -> None:
     assert "No token differs." in render_tokens(bitwise(), [], width=80, color=False)
+
+
+def test_a_command_to_copy_is_never_wrapped() -> None:
+    command = "trace-audit diff show audit --candidate " + "a" * 80 + " --worst 20"
+    text = plain(replace(report(), next_commands=((command, "the worst tokens"),)), 80)
+    assert command in text

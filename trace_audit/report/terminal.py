@@ -56,7 +56,9 @@ def render_blocks(blocks: Iterable[RenderableType], *, width: int, color: bool) 
         emoji=False,
     )
     for block in blocks:
-        console.print(block)
+        # A line that asks not to be wrapped may be wider than the page: it is there to be copied.
+        whole = isinstance(block, Text) and bool(block.no_wrap)
+        console.print(block, soft_wrap=whole)
     lines = buffer.getvalue().splitlines()
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
