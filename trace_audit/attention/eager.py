@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from trace_audit.attention.base import AttentionBatch, LayerSpec, visible
+from trace_audit.kernels.runtime import to_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class EagerAttention:
 
     def prepare(self, batch: AttentionBatch) -> None:
         """Note each row's tokens, blocks and positions."""
-        table = torch.from_numpy(batch.block_table).to(batch.device).long()
+        table = to_device(batch.block_table, batch.device).long()
         self._rows = []
         start = 0
         for row, (query_len, context_len) in enumerate(

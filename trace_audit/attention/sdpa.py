@@ -10,6 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from trace_audit.attention.base import AttentionBatch, LayerSpec, visible
 from trace_audit.errors import ModelError
+from trace_audit.kernels.runtime import to_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +94,9 @@ def _chunk(batch: AttentionBatch, rows: range, start: int) -> _Chunk:
     blocks = batch.block_table[picked, :num_blocks].astype(np.int64)
     return _Chunk(
         tokens=slice(start, start + len(rows) * query_len),
-        blocks=torch.from_numpy(blocks.ravel()).to(batch.device),
+        blocks=to_device(blocks.ravel(), batch.device),
         num_rows=len(rows),
-        positions=torch.from_numpy(positions).to(batch.device),
+        positions=to_device(positions, batch.device),
         context_len=num_blocks * batch.block_size,
     )
 

@@ -14,6 +14,7 @@ from trace_audit.kernels.paged_attention import (
     paged_prefill,
     prefill_tile_len,
 )
+from trace_audit.kernels.runtime import to_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,7 @@ class TritonAttention:
         if num_decode < num_rows:
             self._prefill = _rows(batch, slice(num_decode, num_rows), num_decode)
             starts = np.concatenate([[0], np.cumsum(self._query_lens)]).astype(np.int32)
-            self._query_starts = _to(starts, batch.device)
+            self._query_starts = to_device(starts, batch.device)
 
     def forward(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: LayerSpec
@@ -99,7 +100,7 @@ class TritonAttention:
                 for row, query_len in enumerate(self._query_lens.tolist())
                 for offset in range(0, query_len, length)
             ]
-            self._tiles[length] = _to(np.array(tiles, dtype=np.int32), device)
+            self._tiles[length] = to_device(np.array(tiles, dtype=np.int32), device)
         return self._tiles[length]
 
 
@@ -108,14 +109,7 @@ def _rows(batch: AttentionBatch, picked: slice, first_token: int) -> _Rows:
     num_tokens = int(batch.query_lens[picked].sum())
     return _Rows(
         tokens=slice(first_token, first_token + num_tokens),
-        block_table=_to(np.ascontiguousarray(batch.block_table[picked]), batch.device),
-        context_lens=_to(context_lens.astype(np.int32), batch.device),
+        block_table=to_device(batch.block_table[picked], batch.device),
+        context_lens=to_device(context_lens.astype(np.int32), batch.device),
         max_context_len=int(context_lens.max()),
     )
-
-
-def _to(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    tensor = torch.from_numpy(array)
-    if device.type == "cpu":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 
 from trace_audit.attention.base import AttentionBatch
-from trace_audit.engine.buffers import to_device
 from trace_audit.engine.scheduler import ScheduledRequest
+from trace_audit.kernels.runtime import to_device
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]

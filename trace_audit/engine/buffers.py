@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from trace_audit.kernels.runtime import to_device
 from trace_audit.kernels.trace_replay import scatter_values
 
 _NUMPY_DTYPES: dict[torch.dtype, type[np.generic]] = {
@@ -16,14 +17,6 @@ _NUMPY_DTYPES: dict[torch.dtype, type[np.generic]] = {
     torch.float32: np.float32,
 }
 _NUM_UVA_BUFFERS = 2
-
-
-def to_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    """Copy a host array to `device` without waiting for it (through pinned memory on CUDA)."""
-    tensor = torch.from_numpy(array)
-    if device.type == "cpu":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 class StagedWriteTensor:

@@ -10,7 +10,6 @@ import numpy.typing as npt
 import torch
 
 from trace_audit.engine import token_statistics as stats
-from trace_audit.engine.buffers import to_device
 from trace_audit.engine.draws import draw_ids, uniforms
 from trace_audit.engine.request import Request
 from trace_audit.engine.request_state import RequestState
@@ -22,6 +21,7 @@ from trace_audit.engine.token_statistics import (
 )
 from trace_audit.engine.trace_replay import TraceReplayState
 from trace_audit.kernels.partials import VocabularyPartials
+from trace_audit.kernels.runtime import to_device
 
 _SAMPLING_DRAW = SUPPORT_TAIL_DRAWS  # draw number after those of the tail
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 import torch
 
 try:
@@ -30,6 +34,14 @@ def can_run_triton(device: torch.device) -> bool:
     if triton is None:
         return False
     return is_interpreted() if device.type == "cpu" else not is_interpreted()
+
+
+def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Copy a host array to `device` without waiting for it (through pinned memory on CUDA)."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def kernel_mode(device: torch.device) -> str:
