@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import pickle
-import tomllib
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from trace_audit.config import (
-    EngineConfig,
+    ParallelConfig,
     RunConfig,
     default_record_config,
     flat,
@@ -21,8 +20,6 @@ from trace_audit.config import (
     parse_set,
 )
 from trace_audit.errors import ConfigError
-
-CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.toml"))
 
 
 def load_text(tmp_path: Path, text: str) -> RunConfig:
@@ -35,32 +32,6 @@ def refusal(tmp_path: Path, text: str) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
         load_text(tmp_path, text)
     return caught.value
-
-
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_named_configurations_are_whole_and_called_like_their_file(path: Path) -> None:
-    config = load_config(path)
-    assert config.name == path.stem
-    written = tomllib.loads(path.read_text(encoding="utf-8"))
-    assert set(written["engine"]) == set(EngineConfig.model_fields)
-
-
-def test_the_named_configurations_are_there() -> None:
-    assert {path.stem for path in CONFIGS} == {
-        "fp32-eager",
-        "fp32-triton",
-        "bf16-eager",
-        "bf16-sdpa",
-        "bf16-triton",
-        "fp16-sdpa",
-        "bf16-fp32head",
-        "batch1",
-    }
-
-
-def test_fp32_eager_computes_what_record_does_by_default() -> None:
-    path = next(path for path in CONFIGS if path.stem == "fp32-eager")
-    assert load_config(path).engine == default_record_config().engine
 
 
 def test_unknown_key_offers_the_nearest(tmp_path: Path) -> None:
@@ -78,6 +49,52 @@ def test_a_typo_in_a_required_key_is_told_as_a_typo(tmp_path: Path) -> None:
 def test_an_engine_key_outside_its_table_is_sent_there(tmp_path: Path) -> None:
     error = refusal(tmp_path, 'name = "x"\ndtype = "float16"\n')
     assert error.hint == "dtype belongs under [engine]"
+
+
+@pytest.mark.parametrize("where", ["", "[engine]\n"])
+@pytest.mark.parametrize("key", ["tensor_parallel_size", "reduction", "backend"])
+def test_a_parallel_key_outside_its_table_is_sent_there(
+    tmp_path: Path, key: str, where: str
+) -> None:
+    error = refusal(tmp_path, f'name = "x"\n{where}{key} = 2\n')
+    assert f"unknown key {'engine.' if where else ''}{key}" in error.message
+    assert error.hint == f"{key} belongs under [parallel]"
+
+
+def test_an_engine_key_in_the_parallel_table_is_sent_to_its_own(tmp_path: Path) -> None:
+    error = refusal(tmp_path, 'name = "x"\n[parallel]\nnum_threads = 2\n')
+    assert "unknown key parallel.num_threads" in error.message
+    assert error.hint == "num_threads belongs under [engine]"
+
+
+def test_a_typo_in_the_parallel_table_offers_its_keys(tmp_path: Path) -> None:
+    error = refusal(tmp_path, 'name = "x"\n[parallel]\ntensor_paralel_size = 2\n')
+    assert error.hint == "did you mean tensor_parallel_size?"
+
+
+@pytest.mark.parametrize(
+    ("line", "said", "hint"),
+    [
+        ("tensor_parallel_size = 0", "at least 1", None),
+        ("pipeline_parallel_size = 1.5", "a whole number", None),
+        ("timeout_seconds = 0", "at least 1", None),
+        ('backend = "processes"', "auto, single, process, emulated", "did you mean process?"),
+        ('reduction = "rank-order"', "ring, tree", "did you mean rank_order?"),
+        ('reduction_dtype = "float16"', "model, float32", None),
+    ],
+)
+def test_bad_parallel_values_are_refused_by_key_and_value(
+    tmp_path: Path, line: str, said: str, hint: str | None
+) -> None:
+    error = refusal(tmp_path, f'name = "x"\n[parallel]\n{line}\n')
+    assert f"parallel.{line.split()[0]} = " in error.message
+    assert said in error.message
+    if hint is not None:
+        assert error.hint == hint
+
+
+def test_a_table_given_as_a_value_is_refused(tmp_path: Path) -> None:
+    assert "it must be a table" in refusal(tmp_path, 'name = "x"\nparallel = 2\n').message
 
 
 def test_unknown_table_is_refused(tmp_path: Path) -> None:
@@ -190,6 +207,15 @@ def test_set_gives_the_cross_product_in_order() -> None:
         {"engine.dtype": "bfloat16", "engine.block_size": 16},
         {"engine.dtype": "bfloat16", "engine.block_size": 32},
     ]
+
+
+def test_set_takes_parallel_keys_by_their_bare_names() -> None:
+    assert parse_set(["tensor_parallel_size=1,2", "backend=emulated"]) == [
+        {"parallel.tensor_parallel_size": 1, "parallel.backend": "emulated"},
+        {"parallel.tensor_parallel_size": 2, "parallel.backend": "emulated"},
+    ]
+    config = override(default_record_config(), {"parallel.tensor_parallel_size": 2})
+    assert config.parallel == ParallelConfig(tensor_parallel_size=2)
 
 
 def test_no_set_is_one_run_without_changes() -> None:

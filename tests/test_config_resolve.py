@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from trace_audit.config import (
     EngineConfig,
     Hardware,
+    ParallelConfig,
     RunConfig,
     default_record_config,
     flat,
@@ -46,7 +49,14 @@ def test_resolve_keeps_what_was_asked_for() -> None:
         shard_size=3,
         num_kv_blocks=9,
     )
-    config = RunConfig(name="x", engine=asked)
+    parallel = ParallelConfig(
+        tensor_parallel_size=2,
+        backend="emulated",
+        reduction="ring",
+        reduction_dtype="float32",
+        timeout_seconds=5,
+    )
+    config = RunConfig(name="x", engine=asked, parallel=parallel)
     assert resolve(config, hardware=CUDA, max_sequence_len=77) == config
 
 
@@ -83,3 +93,126 @@ def test_resolve_accepts_the_smallest_that_fits(overrides: dict[str, object]) ->
     config = override(default_record_config(), overrides)
     resolved = flat(resolve(config, hardware=CPU, max_sequence_len=50))
     assert {key: resolved[key] for key in overrides} == overrides
+
+
+def resolved(
+    hardware: Hardware = CPU, *, num_threads: int = 0, device: str = "auto", **parallel: Any
+) -> RunConfig:
+    """The resolved configuration of `[parallel]` keys."""
+    changes = {f"parallel.{key}": value for key, value in parallel.items()}
+    changes |= {"engine.num_threads": num_threads, "engine.device": device}
+    config = override(default_record_config(), changes)
+    return resolve(config, hardware=hardware, max_sequence_len=50)
+
+
+def refusal(hardware: Hardware = CPU, **parallel: Any) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        resolved(hardware, **parallel)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("asked", "backend", "reduction"),
+    [
+        ({}, "single", "auto"),
+        ({"backend": "process"}, "process", "auto"),
+        ({"backend": "emulated"}, "emulated", "auto"),
+        ({"tensor_parallel_size": 2}, "process", "native"),
+        ({"tensor_parallel_size": 2, "backend": "emulated"}, "emulated", "rank_order"),
+        ({"tensor_parallel_size": 2, "reduction": "tree"}, "process", "tree"),
+        ({"pipeline_parallel_size": 2}, "process", "auto"),
+        ({"pipeline_parallel_size": 2, "backend": "emulated"}, "emulated", "auto"),
+        ({"reduction": "ring"}, "single", "ring"),
+    ],
+)
+def test_resolve_decides_backend_and_reduction(
+    asked: dict[str, Any], backend: str, reduction: str
+) -> None:
+    config = resolved(**asked)
+    assert (config.parallel.backend, config.parallel.reduction) == (backend, reduction)
+    assert resolve(config, hardware=CPU, max_sequence_len=50) == config
+
+
+@pytest.mark.parametrize(
+    ("asked", "threads"),
+    [
+        ({}, 6),
+        ({"tensor_parallel_size": 2}, 3),
+        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, 1),
+        ({"tensor_parallel_size": 8}, 1),
+        ({"tensor_parallel_size": 8, "backend": "emulated"}, 6),
+        ({"tensor_parallel_size": 8, "num_threads": 4}, 4),
+    ],
+)
+def test_threads_left_at_0_are_the_cores_shared_by_the_ranks(
+    asked: dict[str, Any], threads: int
+) -> None:
+    assert resolved(**asked).engine.num_threads == threads
+
+
+def test_only_the_ranks_of_this_machine_share_its_cores() -> None:
+    half = Hardware(cuda_available=False, cuda_device_name=None, cpu_count=6, num_local_ranks=2)
+    assert resolved(half, tensor_parallel_size=4).engine.num_threads == 3
+
+
+def test_processes_on_cuda_need_a_device_a_rank() -> None:
+    error = refusal(CUDA, tensor_parallel_size=2)
+    assert "2 ranks, and this machine has 1" in error.message
+    assert error.hint is not None
+    assert "emulated" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("devices", "local_ranks", "asked"),
+    [
+        (2, None, {"tensor_parallel_size": 2}),
+        (4, None, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}),
+        (1, None, {"tensor_parallel_size": 8, "backend": "emulated"}),
+        (2, 2, {"tensor_parallel_size": 4}),
+        (1, None, {"tensor_parallel_size": 2, "device": "cpu"}),
+    ],
+)
+def test_ranks_that_this_machine_can_hold_are_accepted(
+    devices: int, local_ranks: int | None, asked: dict[str, Any]
+) -> None:
+    hardware = Hardware(
+        cuda_available=True,
+        cuda_device_name="some device",
+        cpu_count=6,
+        num_cuda_devices=devices,
+        num_local_ranks=local_ranks,
+    )
+    resolved(hardware, **asked)
+
+
+def test_emulated_ranks_have_no_native_reduction() -> None:
+    error = refusal(tensor_parallel_size=2, backend="emulated", reduction="native")
+    assert 'reduction = "native"' in error.message
+    assert error.hint == "use reduction = rank_order, ring or tree"
+
+
+@pytest.mark.parametrize("sizes", [(2, 1), (1, 2), (2, 3)])
+def test_single_is_one_rank(sizes: tuple[int, int]) -> None:
+    error = refusal(
+        tensor_parallel_size=sizes[0], pipeline_parallel_size=sizes[1], backend="single"
+    )
+    assert f"pipeline_parallel_size = {sizes[0] * sizes[1]}" in error.message
+    assert error.hint == 'use backend = "process" or "emulated"'
+
+
+@pytest.mark.parametrize(
+    ("parallel", "world", "processes", "grouped"),
+    [
+        (ParallelConfig(), 1, 1, False),
+        (ParallelConfig(backend="process"), 1, 1, True),
+        (ParallelConfig(tensor_parallel_size=2), 2, 2, True),
+        (ParallelConfig(tensor_parallel_size=2, pipeline_parallel_size=3), 6, 6, True),
+        (ParallelConfig(tensor_parallel_size=4, backend="emulated"), 4, 1, False),
+    ],
+)
+def test_world_and_processes_follow_from_sizes_and_backend(
+    parallel: ParallelConfig, world: int, processes: int, grouped: bool
+) -> None:
+    assert parallel.world_size == world
+    assert parallel.num_processes == processes
+    assert parallel.uses_process_group is grouped

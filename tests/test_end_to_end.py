@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,82 +14,19 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from tests.commands import (
+    SMALL,
+    command,
+    finished_shards,
+    run,
+    run_info,
+    tokens,
+    wait_for_the_lock,
+    write_config,
+)
 from tests.tiny import save_tiny, save_tokenizer
 
 FLOATS = ("logprob", "top_logprobs", "entropy", "logsumexp", "support_logprobs", "log_tail_mass")
-SMALL = ["--set", "max_num_seqs=4", "--set", "shard_size=4", "--set", "num_threads=1"]
-
-
-def command(*arguments: object, **environment: str) -> list[str]:
-    del environment
-    return [sys.executable, "-m", "trace_audit", *map(str, arguments)]
-
-
-def run(*arguments: object, code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        command(*arguments),
-        capture_output=True,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
-    if code:
-        assert "Traceback" not in done.stderr
-        assert done.stdout == ""
-    return done
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    save_tiny(directory, "llama")
-    return save_tokenizer(directory)
-
-
-@pytest.fixture(scope="session")
-def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
-    lines: list[dict[str, object]] = [
-        {"id": "text", "prompt": "hello"},
-        {"id": "chat", "messages": [{"role": "user", "content": "two and two?"}]},
-        {"id": "ids", "prompt_token_ids": [10, 20, 30, 40]},
-        {"id": "long", "prompt": "the quick brown fox jumps over the lazy dog " * 2},
-    ]
-    lines += [{"prompt": f"number {i} of some more"} for i in range(4, 10)]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
-def write_config(path: Path, name: str, **engine: object) -> Path:
-    values = {"device": "cpu", "max_num_seqs": 4, "shard_size": 4, "num_threads": 1} | engine
-    lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
-    path.write_text(f'name = "{name}"\n[engine]\n' + "\n".join(lines) + "\n")
-    return path
-
-
-@pytest.fixture(scope="session")
-def recorded(tmp_path_factory: pytest.TempPathFactory, model: Path, prompts: Path) -> Path:
-    audit = tmp_path_factory.mktemp("recorded") / "audit"
-    run(
-        "record", model, "--prompts", prompts, "-o", audit, "--max-tokens", 12, "--ignore-eos",
-        "--set", "device=cpu", *SMALL,
-    )  # fmt: skip
-    return audit
-
-
-@pytest.fixture
-def audit(recorded: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(recorded, tmp_path / "audit"))
-
-
-def tokens(audit: Path, name: str) -> Path:
-    return audit / "runs" / name / "tokens.parquet"
-
-
-def run_info(audit: Path, name: str) -> dict:
-    return json.loads((audit / "runs" / name / "run.json").read_text())
 
 
 def test_record_makes_an_audit_whose_rows_are_in_order(recorded):
@@ -179,20 +115,6 @@ def test_a_replay_killed_in_its_second_shard_resumes_to_the_same_bytes(audit, tm
     assert tokens(audit, "killed").read_bytes() == tokens(audit, "whole").read_bytes()
     assert run_info(audit, "killed")["resumed_shards"] >= 1
     assert not finished_shards(audit)
-
-
-def finished_shards(audit: Path) -> list[Path]:
-    return sorted((audit / "runs").glob(".*/shard-*.json"))
-
-
-def wait_for_the_lock(audit: Path) -> None:
-    """The killed command's child ends by itself, in bounded time."""
-    from trace_audit.storage.lock import is_locked
-
-    deadline = time.monotonic() + 30
-    while any(is_locked(partial) for partial in (audit / "runs").glob(".*.partial")):
-        assert time.monotonic() < deadline, "the run outlived its killed command"
-        time.sleep(0.01)
 
 
 def test_imported_tokens_are_replayed_exactly_and_their_logprobs_are_a_run(model, tmp_path):

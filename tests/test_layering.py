@@ -18,7 +18,7 @@ TORCH_STACK = {"torch", "transformers", "triton", "safetensors", "accelerate", "
 
 # Each part of the package, and the parts it may import, itself included.
 _PURE = {"__init__", "errors", "text", "config", "environment"}
-_TORCH = {"__init__", "errors", "config", "kernels", "attention", "models", "engine"}
+_TORCH = {"__init__", "errors", "config", "kernels", "attention", "parallel", "models", "engine"}
 ALLOWED = {
     "__init__": set(),
     "errors": {"__init__"},
@@ -28,12 +28,13 @@ ALLOWED = {
     "storage": _PURE | {"storage"},
     "diff": _PURE | {"storage", "diff"},
     "report": _PURE | {"storage", "diff", "report"},
-    "kernels": _TORCH - {"attention", "models", "engine"},
-    "attention": _TORCH - {"models", "engine"},
+    "kernels": _TORCH - {"attention", "parallel", "models", "engine"},
+    "attention": _TORCH - {"parallel", "models", "engine"},
+    "parallel": (_TORCH - {"models", "engine"}) | {"jobs"},
     "models": _TORCH - {"engine"},
     "engine": _TORCH,
     "jobs": _PURE | {"jobs"},
-    "runner": _PURE | {"jobs", "runner", "audit"},
+    "runner": _PURE | {"jobs", "runner", "audit", "parallel"},
     "cli": _PURE | {"storage", "diff", "report", "jobs", "runner", "cli"},
     # Anything else is the bridge between engine and files: tokenizer, audit and what it is made of.
     "bridge": _PURE | _TORCH | {"storage", "jobs", "tokenizer", "bridge", "audit"},
@@ -150,6 +151,9 @@ def test_torch_free_parts_do_not_name_torch(path: Path) -> None:
         ("audit", "from trace_audit.cli.main import run", True),
         ("diff", "from trace_audit.engine.engine import Engine", True),
         ("report", "from trace_audit.diff.summary import ReportSummary", False),
+        ("parallel", "from trace_audit.models.loader import load_model", True),
+        ("kernels", "from trace_audit.parallel.world import World", True),
+        ("models", "from trace_audit.parallel.world import World", False),
         ("engine", "from trace_audit.config import EngineConfig", False),
         ("cli", "from trace_audit import __version__", False),
     ],

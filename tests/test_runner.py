@@ -13,11 +13,10 @@ import pytest
 
 from tests import runner_targets
 from tests.processes import wait_until_dead
-from trace_audit import runner
 from trace_audit.config import default_record_config, override
 from trace_audit.errors import ConfigError, RunFailedError
 from trace_audit.jobs import Event, Job, Message, Progress, RecordJob, ReplayJob, Stage
-from trace_audit.runner import run_job, runs_on_cpu
+from trace_audit.runner import Target, processes, run_job, runs_on_cpu
 
 needs_pidfd = pytest.mark.skipif(sys.platform != "linux", reason="waits on process descriptors")
 
@@ -135,7 +134,7 @@ def test_what_a_library_prints_does_not_reach_standard_output(
 
 
 def test_a_process_that_lingers_after_its_result_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 0.2)
     assert run_job(make_job(), lambda event: None, target=runner_targets.finish_slowly)["done"]
 
 
@@ -143,9 +142,9 @@ def test_a_process_that_lingers_after_its_result_is_ended(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("target", [runner_targets.hang, runner_targets.hang_deaf])
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, BrokenPipeError])
 def test_an_interrupt_ends_the_run_and_what_it_started(
-    monkeypatch: pytest.MonkeyPatch, target: runner.Target, interrupt: type[BaseException]
+    monkeypatch: pytest.MonkeyPatch, target: Target, interrupt: type[BaseException]
 ) -> None:
-    monkeypatch.setattr(runner, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 0.5)
     pids: list[int] = []
 
     def on_event(event: Event) -> None:

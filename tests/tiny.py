@@ -11,9 +11,15 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
+    GraniteConfig,
     LlamaConfig,
+    MixtralConfig,
+    Olmo2Config,
+    Phi3Config,
     PreTrainedConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
+    StableLmConfig,
 )
 
 from trace_audit.config import EngineConfig
@@ -39,17 +45,48 @@ COMMON = {
 
 
 def tiny_config(family: str) -> PreTrainedConfig:
-    """A config of "llama", "llama-tied", "qwen3", "gemma3" or "gemma2"."""
+    """The config of a family's tiny model: its name is what the branches below compare with."""
+    if family == "llama-8kv":
+        heads = {"num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 192}
+        return LlamaConfig(**(COMMON | heads))
+    if family == "llama-9h":  # as the demo model has them
+        heads = {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 144}
+        return LlamaConfig(**(COMMON | heads))
+    if family == "granite":
+        scales = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0}
+        return GraniteConfig(**COMMON, **scales)
+    if family in ("qwen3-moe", "mixtral"):
+        return _moe_config(family)
+    if family in _PLAIN:
+        return _PLAIN[family](**COMMON)
     if family in ("llama", "llama-tied"):
         return LlamaConfig(**COMMON, tie_word_embeddings=family == "llama-tied")
-    if family == "qwen3":
-        return Qwen3Config(**COMMON)
     sliding = {"sliding_window": 24, "query_pre_attn_scalar": 16}
     kinds = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
     if family == "gemma3":
         return Gemma3TextConfig(**COMMON, **sliding, layer_types=kinds)
     assert family == "gemma2"
     return Gemma2Config(**COMMON, **sliding, layer_types=kinds)
+
+
+_PLAIN = {
+    "qwen3": Qwen3Config,
+    "phi3": Phi3Config,
+    "olmo2": Olmo2Config,
+    "stablelm": StableLmConfig,
+}
+
+
+def _moe_config(family: str) -> PreTrainedConfig:
+    if family == "mixtral":
+        return MixtralConfig(**COMMON, num_local_experts=4, num_experts_per_tok=2)
+    return Qwen3MoeConfig(
+        **COMMON,
+        moe_intermediate_size=64,
+        num_experts=4,
+        num_experts_per_tok=2,
+        mlp_only_layers=[1],
+    )
 
 
 def save_tiny(directory: Path, family: str = "llama", seed: int = 0, scale: float = 1.5) -> Path:
@@ -102,7 +139,12 @@ class Harness:
             directory, dtype=dtype, device=device, lm_head_dtype=head_dtype or dtype
         )
         config = engine_config(device=device.type, **changes)
-        harness = cls(loaded=loaded, built=build_engine(loaded, config))
+        return cls.around(loaded, build_engine(loaded, config))
+
+    @classmethod
+    def around(cls, loaded: LoadedModel, built: BuiltEngine) -> Harness:
+        """A harness that notes the launches of an engine."""
+        harness = cls(loaded=loaded, built=built)
         runner = harness.built.engine._runner
         execute = runner.execute
 

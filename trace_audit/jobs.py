@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from trace_audit.config import RunConfig
 from trace_audit.errors import TraceAuditError
@@ -73,6 +73,35 @@ class ReplayJob:
 Job: TypeAlias = RecordJob | ReplayJob
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rendezvous:
+    """How one rank finds the others.
+
+    Attributes:
+        rank: of all ranks; rank 0 leads.
+        world_size: how many ranks there are.
+        local_rank: of the ranks on this machine; it picks the device.
+        local_world_size: how many ranks are on this machine.
+        store: where the ranks meet: `file:///PATH`, or `tcp://HOST:PORT` that another process
+            serves.
+        key: prefixes every key of this run in the store.
+        timeout_seconds: how long a rank waits for another.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    store: str
+    key: str
+    timeout_seconds: int
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine can reach a host of this name."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
 @dataclass(frozen=True)
 class Stage:
     """What the run is doing now, as a short phrase: `loading the model`."""
@@ -102,12 +131,17 @@ class Done:
     result: dict[str, Any]
 
 
+FailureKind: TypeAlias = Literal["typed", "unexpected", "connection", "timeout"]
+"""Raised on purpose; not foreseen; another rank was lost; another rank did not answer."""
+
+
 @dataclass(frozen=True)
 class Failed:
     """The run ended with an error; `traceback` is for `--debug` only."""
 
     error: TraceAuditError
     traceback: str
+    kind: FailureKind
 
 
 Event: TypeAlias = Stage | Progress | Message | Done | Failed

@@ -11,25 +11,15 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from trace_audit.engine.build import BuiltEngine
-from trace_audit.engine.request import Request, StopChecker
+from trace_audit.engine.request import Request
 from trace_audit.engine.sampling_params import SamplingParams
 from trace_audit.errors import InputError, RequestError
-from trace_audit.jobs import Message, RecordJob, Stage
+from trace_audit.jobs import Message, RecordJob, Rendezvous, Stage
 from trace_audit.model_check import check_model
-from trace_audit.models.conformance import check_architecture
-from trace_audit.models.loader import LoadedModel, check_context, read_config
-from trace_audit.run_setup import (
-    ModelSource,
-    apply_process_settings,
-    build,
-    digest,
-    find_model,
-    load,
-    numeric_config,
-    resolve_for,
-    run_environment,
-    run_info,
-)
+from trace_audit.models.loader import LoadedModel
+from trace_audit.ranks import OpenEngine, open_engine
+from trace_audit.run_info import run_info, run_result
+from trace_audit.run_setup import ModelSource, digest, find_model, numeric_config, prepare
 from trace_audit.shard_loop import Emit, run_shards
 from trace_audit.storage.fingerprint import file_sha256, model_fingerprint, tokenizer_fingerprint
 from trace_audit.storage.imported import ImportedSequence, imported_tokens
@@ -65,8 +55,13 @@ class _Sequence:
         return len(self.prompt_token_ids) + (max_tokens if outputs is None else len(outputs))
 
 
-def record(job: RecordJob, emit: Emit) -> dict[str, Any]:
+def record(job: RecordJob, emit: Emit, rendezvous: Rendezvous | None = None) -> dict[str, Any]:
     """Record a trace and its reference statistics into a new audit directory.
+
+    Args:
+        job: what to do.
+        emit: told of stages, progress and messages.
+        rendezvous: how the ranks met; None without any.
 
     Raises:
         UsageError: prompts, model, configuration or target are wrong; nothing was written.
@@ -79,70 +74,60 @@ def record(job: RecordJob, emit: Emit) -> dict[str, Any]:
         emit(Message(warning))
     emit(Stage("preparing the model"))
     source = find_model(job.model)
-    model_config = read_config(source.directory)
     tokenizer = _tokenizer_for(entries, job, source)
     sequences = [_render(entry, tokenizer) for entry in entries]
     _warn_of_doubled_bos(tokenizer, sequences, emit)
-    config = resolve_for(job.config, max(s.longest(job.max_tokens) for s in sequences))
-    check_context(model_config, config.engine.max_model_len)
-    conformance = check_architecture(model_config)
-    apply_process_settings(config)
-    emit(Stage("loading the model"))
-    load_started = time.perf_counter()
-    loaded = load(config, source.directory)
-    built = build(config, loaded)
-    load_seconds = time.perf_counter() - load_started
-    requests = [_request(i, s, job, built, tokenizer) for i, s in enumerate(sequences)]
-    shards = plan_shards(len(sequences), config.engine.shard_size)
-    info = _record_info(job, source, loaded, tokenizer)
-    environment = run_environment(config)
-    writer = start_record(
-        job.output,
-        job_digest=digest(
-            {"info": vars(info), "config": numeric_config(config), "environment": environment}
-        ),
-        num_shards=len(shards),
-        force=job.force,
+    setup = prepare(
+        job.config, source, max(s.longest(job.max_tokens) for s in sequences), rendezvous
     )
-    with writer:
-        resumed = len(writer.finished_shards)
-        emit(Stage("recording"))
-        run_shards(built, writer, shards, range(len(requests)), requests.__getitem__, emit)
-        emit(Stage("writing"))
-        check = _check(loaded, writer, requests[0])
-        _add_imported(writer, sequences, info)
-        token_bytes, special = _vocabulary(tokenizer, loaded.vocabulary_size)
-        audit = writer.finish(
-            info,
-            [_trace_prompt(s, job) for s in sequences],
-            token_bytes=token_bytes,
-            special=special,
-            run_info=run_info(
+    shards = plan_shards(len(sequences), setup.config.engine.shard_size)
+    emit(Stage("loading the model"))
+    with open_engine(setup.config, source.directory, rendezvous) as opened:
+        requests = [_request(i, s, job, opened.built, tokenizer) for i, s in enumerate(sequences)]
+        info = _record_info(job, source, opened.loaded, tokenizer)
+        writer = start_record(
+            job.output,
+            job_digest=digest(
+                {
+                    "info": vars(info),
+                    "config": numeric_config(setup.config),
+                    "environment": setup.environment,
+                }
+            ),
+            num_shards=len(shards),
+            force=job.force,
+        )
+        with writer:
+            resumed = len(writer.finished_shards)
+            emit(Stage("recording"))
+            indices = range(len(requests))
+            run_shards(opened.built, writer, shards, indices, requests.__getitem__, emit)
+            emit(Stage("writing"))
+            check = _check(opened, writer, requests[0])
+            _add_imported(writer, sequences, info)
+            token_bytes, special = _vocabulary(tokenizer, opened.loaded.vocabulary_size)
+            written = run_info(
                 requested=job.config,
-                resolved=config,
-                built=built,
-                environment=environment,
+                setup=setup,
+                opened=opened,
+                writer=writer,
                 model=job.model,
                 model_fingerprint=info.model_fingerprint,
-                vocabulary_size=loaded.vocabulary_size,
-                load_seconds=load_seconds,
-                engine_seconds=writer.engine_seconds,
-                wall_seconds=time.perf_counter() - started,
-                tokens=writer.finished_tokens,
+                started=started,
                 resumed_shards=resumed,
             )
-            | {"conformance_max_abs_delta_logprob": conformance, "model_check": check},
-        )
-        seconds = writer.engine_seconds
-    tokens = audit.info.num_output_tokens
-    return {
-        "run": "record",
-        "path": str(job.output),
-        "sequences": audit.info.num_sequences,
-        "tokens": tokens,
-        "tokens_per_second": tokens / seconds if seconds else 0.0,
-        "resumed_shards": resumed,
-    }
+            checks = {
+                "conformance_max_abs_delta_logprob": setup.conformance,
+                "model_check": check,
+            }
+            writer.finish(
+                info,
+                [_trace_prompt(s, job) for s in sequences],
+                token_bytes=token_bytes,
+                special=special,
+                run_info=written | checks,
+            )
+    return run_result("record", job.output, len(sequences), writer, resumed)
 
 
 def _tokenizer_for(
@@ -197,7 +182,7 @@ def _request(
     checker = None
     if job.stop_strings:
         assert tokenizer is not None
-        checker = _stop_checker(job.stop_strings, tokenizer)
+        checker = _StopStrings(job.stop_strings, tokenizer)
     try:
         return built.input_processor.process(
             entry.sequence_id,
@@ -215,18 +200,20 @@ def _request(
         ) from error
 
 
-def _stop_checker(stops: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> StopChecker:
-    """Whether a stop string appears in the text of the last tokens.
+@dataclass(frozen=True)
+class _StopStrings:
+    """Whether a stop string appears in the text of the last tokens; every rank asks it.
 
     A token has at least one byte, but for special ones that decode to nothing.
     """
-    window = max(len(stop.encode()) for stop in stops) + _STOP_WINDOW
 
-    def stopped(output_token_ids: Sequence[int]) -> bool:
-        text = tokenizer.decode(list(output_token_ids[-window:]), skip_special_tokens=False)
-        return any(stop in text for stop in stops)
+    stops: tuple[str, ...]
+    tokenizer: PreTrainedTokenizerBase
 
-    return stopped
+    def __call__(self, output_token_ids: Sequence[int]) -> bool:
+        window = max(len(stop.encode()) for stop in self.stops) + _STOP_WINDOW
+        text = self.tokenizer.decode(list(output_token_ids[-window:]), skip_special_tokens=False)
+        return any(stop in text for stop in self.stops)
 
 
 def _record_info(
@@ -268,12 +255,14 @@ def _trace_prompt(sequence: _Sequence, job: RecordJob) -> TracePrompt:
     )
 
 
-def _check(loaded: LoadedModel, writer: RecordWriter, first: Request) -> dict[str, Any]:
+def _check(opened: OpenEngine, writer: RecordWriter, first: Request) -> dict[str, Any]:
     """Score the first sequence with transformers itself, from the rows that were kept."""
+    if opened.world.is_split:
+        return {"skipped": "the model is split over ranks"}
     table = writer.read_shard(0).table
     rows = table.filter(np.asarray(table["sequence_index"]) == 0)
     return check_model(
-        loaded,
+        opened.loaded,
         first.prompt_token_ids,
         rows["token_id"].to_pylist(),
         rows["logprob"].to_numpy(),

@@ -11,21 +11,10 @@ from trace_audit.engine.build import BuiltEngine
 from trace_audit.engine.request import Request
 from trace_audit.engine.sampling_params import SamplingParams
 from trace_audit.errors import ModelError
-from trace_audit.jobs import ReplayJob, Stage
-from trace_audit.models.conformance import check_architecture
-from trace_audit.models.loader import check_context, read_config
-from trace_audit.run_setup import (
-    ModelSource,
-    apply_process_settings,
-    build,
-    digest,
-    find_model,
-    load,
-    numeric_config,
-    resolve_for,
-    run_environment,
-    run_info,
-)
+from trace_audit.jobs import Rendezvous, ReplayJob, Stage
+from trace_audit.ranks import open_engine
+from trace_audit.run_info import run_info, run_result
+from trace_audit.run_setup import ModelSource, digest, find_model, numeric_config, prepare
 from trace_audit.shard_loop import Emit, run_shards
 from trace_audit.storage.audit_dir import AuditDir
 from trace_audit.storage.fingerprint import model_fingerprint, tokenizer_fingerprint
@@ -33,8 +22,13 @@ from trace_audit.storage.shards import plan_shards
 from trace_audit.storage.trace import TraceSequence
 
 
-def replay(job: ReplayJob, emit: Emit) -> dict[str, Any]:
+def replay(job: ReplayJob, emit: Emit, rendezvous: Rendezvous | None = None) -> dict[str, Any]:
     """Replay the audit's trace, every token of it, and add the run to the audit.
+
+    Args:
+        job: what to do.
+        emit: told of stages, progress and messages.
+        rendezvous: how the ranks met; None without any.
 
     Raises:
         UsageError: audit, model or configuration are wrong; nothing was written.
@@ -46,13 +40,8 @@ def replay(job: ReplayJob, emit: Emit) -> dict[str, Any]:
     chosen = [i for i, s in enumerate(trace) if not job.only or s.sequence_id in job.only]
     emit(Stage("preparing the model"))
     source, fingerprint = _model(job, audit)
-    model_config = read_config(source.directory)
-    config = resolve_for(job.config, max(_length(trace[i]) for i in chosen))
-    check_context(model_config, config.engine.max_model_len)
-    check_architecture(model_config)
-    apply_process_settings(config)
-    environment = run_environment(config)
-    shards = plan_shards(len(chosen), config.engine.shard_size)
+    setup = prepare(job.config, source, max(_length(trace[i]) for i in chosen), rendezvous)
+    shards = plan_shards(len(chosen), setup.config.engine.shard_size)
     subset = [trace[i].sequence_id for i in chosen] if job.only else None
     # Before the weights are read: a name that is taken need not wait for them.
     writer = audit.run_writer(
@@ -61,54 +50,35 @@ def replay(job: ReplayJob, emit: Emit) -> dict[str, Any]:
             {
                 "trace": audit.info.trace_sha256,
                 "model": fingerprint,
-                "config": numeric_config(config),
-                "environment": environment,
+                "config": numeric_config(setup.config),
+                "environment": setup.environment,
                 "subset": subset,
             }
         ),
         num_shards=len(shards),
         force=job.force,
     )
-    with writer:
-        emit(Stage("loading the model"))
-        load_started = time.perf_counter()
-        loaded = load(config, source.directory)
-        _check_vocabulary(loaded.vocabulary_size, audit)
-        built = build(config, loaded)
-        load_seconds = time.perf_counter() - load_started
+    emit(Stage("loading the model"))
+    with writer, open_engine(setup.config, source.directory, rendezvous) as opened:
+        _check_vocabulary(opened.loaded.vocabulary_size, audit)
         resumed = len(writer.finished_shards)
         emit(Stage("replaying"))
-        run_shards(built, writer, shards, chosen, _request_maker(built, trace), emit)
-        tokens, seconds = writer.finished_tokens, writer.engine_seconds
-        path = writer.finish(
-            run_info(
-                requested=job.config,
-                resolved=config,
-                built=built,
-                environment=environment,
-                model=job.model or audit.info.model,
-                model_fingerprint=fingerprint,
-                vocabulary_size=loaded.vocabulary_size,
-                load_seconds=load_seconds,
-                engine_seconds=seconds,
-                wall_seconds=time.perf_counter() - started,
-                tokens=tokens,
-                resumed_shards=resumed,
-            )
-            | {
-                "subset": subset,
-                "repeat_of": job.repeat_of,
-                "repeat_kind": None if job.repeat_of is None else "rerun",
-            }
+        run_shards(opened.built, writer, shards, chosen, _request_maker(opened.built, trace), emit)
+        info = run_info(
+            requested=job.config,
+            setup=setup,
+            opened=opened,
+            writer=writer,
+            model=job.model or audit.info.model,
+            model_fingerprint=fingerprint,
+            started=started,
+            resumed_shards=resumed,
         )
-    return {
-        "run": job.run_name,
-        "path": str(path),
-        "sequences": len(chosen),
-        "tokens": tokens,
-        "tokens_per_second": tokens / seconds if seconds else 0.0,
-        "resumed_shards": resumed,
-    }
+        repeat_kind = None if job.repeat_of is None else "rerun"
+        path = writer.finish(
+            info | {"subset": subset, "repeat_of": job.repeat_of, "repeat_kind": repeat_kind}
+        )
+    return run_result(job.run_name, path, len(chosen), writer, resumed)
 
 
 def _model(job: ReplayJob, audit: AuditDir) -> tuple[ModelSource, str]:

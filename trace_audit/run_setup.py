@@ -13,12 +13,16 @@ from typing import Any
 import torch
 
 from trace_audit.config import Hardware, RunConfig, flat, resolve
-from trace_audit.engine.build import BuiltEngine, build_engine
-from trace_audit.environment import environment_fingerprint, environment_info
+from trace_audit.environment import environment_info
 from trace_audit.errors import ModelError
+from trace_audit.jobs import Rendezvous
+from trace_audit.models.conformance import check_architecture
 from trace_audit.models.demo import DEMO_NAME, demo_model
-from trace_audit.models.loader import LoadedModel, load_model, torch_dtype
+from trace_audit.models.loader import check_context, read_config
+from trace_audit.models.split_check import check_split
 from trace_audit.storage.fingerprint import cache_dir
+
+_NOT_NUMERIC = frozenset({"name", "parallel.timeout_seconds"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +73,48 @@ def _from_hub(model: str) -> ModelSource:
     return ModelSource(directory=path, revision=path.name)
 
 
-def hardware() -> Hardware:
-    """What this process can run on."""
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """A run that is ready to load its model.
+
+    Attributes:
+        config: resolved for this machine and the longest sequence.
+        conformance: largest difference of logprobs from transformers' own forward on a tiny model
+            of the architecture, nats.
+        environment: what the numbers depend on besides the configuration.
+    """
+
+    config: RunConfig
+    conformance: float
+    environment: dict[str, Any]
+
+
+def prepare(
+    requested: RunConfig, source: ModelSource, longest: int, rendezvous: Rendezvous | None
+) -> Setup:
+    """Decide and check everything that does not need the weights; sets what belongs to the process.
+
+    Args:
+        requested: the configuration as the user gave it.
+        source: where the model is.
+        longest: tokens of the longest sequence, prompt and outputs.
+        rendezvous: how the ranks met; None without any.
+
+    Raises:
+        ModelError, ConfigError: the model or the machine cannot honour the configuration.
+    """
+    model_config = read_config(source.directory)
+    config = resolve(requested, hardware=hardware(rendezvous), max_sequence_len=longest)
+    check_context(model_config, config.engine.max_model_len)
+    conformance = check_architecture(model_config)
+    check_split(model_config, config.parallel)
+    use_device(config, rendezvous)
+    apply_process_settings(config)
+    return Setup(config=config, conformance=conformance, environment=run_environment(config))
+
+
+def hardware(rendezvous: Rendezvous | None) -> Hardware:
+    """What this process can run on, and how many ranks of the run share its machine."""
     cuda = torch.cuda.is_available()
     return Hardware(
         cuda_available=cuda,
@@ -78,12 +122,9 @@ def hardware() -> Hardware:
         cpu_count=len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
         else os.cpu_count() or 1,
+        num_cuda_devices=torch.cuda.device_count() if cuda else 0,
+        num_local_ranks=None if rendezvous is None else rendezvous.local_world_size,
     )
-
-
-def resolve_for(config: RunConfig, max_sequence_len: int) -> RunConfig:
-    """The configuration with every automatic value decided for this machine and these lengths."""
-    return resolve(config, hardware=hardware(), max_sequence_len=max_sequence_len)
 
 
 def apply_process_settings(config: RunConfig) -> None:
@@ -93,74 +134,29 @@ def apply_process_settings(config: RunConfig) -> None:
     torch.manual_seed(0)
 
 
-def load(config: RunConfig, directory: Path) -> LoadedModel:
-    """Load the model of a resolved configuration."""
-    return load_model(
-        directory,
-        dtype=torch_dtype(config.engine.dtype),
-        device=torch.device(config.engine.device),
-        lm_head_dtype=torch_dtype(config.engine.lm_head_dtype),
-    )
-
-
-def build(config: RunConfig, loaded: LoadedModel) -> BuiltEngine:
-    """Build the engine of a resolved configuration."""
-    return build_engine(loaded, config.engine)
+def use_device(config: RunConfig, rendezvous: Rendezvous | None) -> None:
+    """Where every rank has a GPU of its own, make it this process's current one."""
+    if config.engine.device == "cuda" and rendezvous is not None:
+        torch.cuda.set_device(rendezvous.local_rank)
 
 
 def run_environment(config: RunConfig) -> dict[str, Any]:
     """The environment a run's numbers come from."""
     gpu: dict[str, Any] = {}
     if config.engine.device == "cuda":
-        properties = torch.cuda.get_device_properties(0)
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         gpu = {
             "gpu_name": properties.name,
             "gpu_capability": f"{properties.major}.{properties.minor}",
             "cuda_version": torch.version.cuda,
             "cublas_workspace_config": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+            # Of every run, or one without ranks could not be compared with one of several.
+            "nccl_version": ".".join(map(str, torch.cuda.nccl.version())),
         }
     return {
         **environment_info(),
         **gpu,
         "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
-    }
-
-
-def run_info(
-    *,
-    requested: RunConfig,
-    resolved: RunConfig,
-    built: BuiltEngine,
-    environment: Mapping[str, Any],
-    model: str,
-    model_fingerprint: str,
-    vocabulary_size: int,
-    load_seconds: float,
-    engine_seconds: float,
-    wall_seconds: float,
-    tokens: int,
-    resumed_shards: int,
-) -> dict[str, Any]:
-    """What run.json says of a run that this engine computed."""
-    return {
-        "model": model,
-        "model_fingerprint": model_fingerprint,
-        "vocabulary_size": vocabulary_size,
-        "requested_config": requested.model_dump(),
-        "resolved_config": resolved.model_dump(),
-        "environment": dict(environment),
-        "environment_fingerprint": environment_fingerprint(environment),
-        "backends": built.backends,
-        "num_kv_blocks": built.num_kv_blocks,
-        "logprobs": "raw",  # of the untouched logits, at temperature 1
-        "capabilities": {"statistics": "exact"},
-        "resumed_shards": resumed_shards,
-        "timing": {
-            "load_seconds": load_seconds,
-            "engine_seconds": engine_seconds,
-            "wall_seconds": wall_seconds,
-            "tokens_per_second": tokens / engine_seconds if engine_seconds else None,
-        },
     }
 
 
@@ -171,5 +167,5 @@ def digest(parts: Mapping[str, Any]) -> str:
 
 
 def numeric_config(config: RunConfig) -> dict[str, Any]:
-    """The configuration without its name, which moves no number."""
-    return {key: value for key, value in flat(config).items() if key != "name"}
+    """The configuration without what moves no number."""
+    return {key: value for key, value in flat(config).items() if key not in _NOT_NUMERIC}

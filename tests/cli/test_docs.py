@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.help_pages import PAGE, documented_pages, help_pages
 from trace_audit.config import default_record_config, flat, load_config
-from trace_audit.config.model import EngineConfig
+from trace_audit.config.model import SECTIONS
 
 ROOT = Path(__file__).parent.parent.parent
 CONFIGURATION = ROOT / "docs" / "configuration.md"
@@ -25,11 +25,19 @@ def test_the_documented_help_is_the_programs(command: str) -> None:
     assert documented_pages(PAGE.read_text(encoding="utf-8"))[command] == help_pages()[command]
 
 
-def test_every_configuration_key_is_documented_with_its_default() -> None:
+@pytest.mark.parametrize("table", list(SECTIONS))
+def test_every_configuration_key_is_documented_with_its_default(table: str) -> None:
+    section = CONFIGURATION.read_text(encoding="utf-8").split(f"\n## `[{table}]`\n")[1]
     row = re.compile(r"^\| `(\w+)` \| `([^`]*)` \|", re.MULTILINE)
-    documented = dict(row.findall(CONFIGURATION.read_text(encoding="utf-8")))
-    defaults = EngineConfig().model_dump()
+    documented = dict(row.findall(section.split("\n## ")[0]))
+    defaults = SECTIONS[table]().model_dump()
     assert documented == {key: _toml(value) for key, value in defaults.items()}
+
+
+def test_every_parallel_key_has_a_section() -> None:
+    text = CONFIGURATION.read_text(encoding="utf-8")
+    headings = re.findall(r"^### `(\w+)`$", text, re.MULTILINE)
+    assert headings == list(SECTIONS["parallel"].model_fields)
 
 
 def test_every_named_configuration_is_documented() -> None:

@@ -12,6 +12,7 @@ from trace_audit.cli.dry_run import kv_elements_per_token
 from trace_audit.cli.main import run
 from trace_audit.cli.plan import PlannedRun, plan_runs
 from trace_audit.cli.run_names import base_name, free_name
+from trace_audit.config import ParallelConfig
 from trace_audit.errors import ConfigError, UsageError
 from trace_audit.storage.audit_dir import AuditDir
 
@@ -150,9 +151,9 @@ def test_dry_run_tells_runs_tokens_and_kv_bytes(
     # 32 slots of 5 tokens take a block of 16 each; 3 layers, keys and values, 2 heads of width 8.
     elements = 32 * 16 * 3 * 2 * 2 * 8
     assert lines == [
-        ["run", "sequences", "tokens", "kv_bytes"],
-        ["bf16-sdpa-dtype=bfloat16", "2", "5", str(2 * elements)],
-        ["bf16-sdpa-dtype=float32", "2", "5", str(4 * elements)],
+        ["run", "sequences", "tokens", "ranks", "kv_bytes_per_rank"],
+        ["bf16-sdpa-dtype=bfloat16", "2", "5", "1", str(2 * elements)],
+        ["bf16-sdpa-dtype=float32", "2", "5", "1", str(4 * elements)],
     ]
     assert audit.run_names() == ["record"]
 
@@ -162,7 +163,7 @@ def test_dry_run_counts_what_only_selects(
 ) -> None:
     command = ["replay", str(audit.path), "--config", str(SDPA), "--only", "beta", "--dry-run"]
     assert run(command) == 0
-    assert capsys.readouterr().out.splitlines()[1].split() == ["bf16-sdpa", "1", "2", "n/a"]
+    assert capsys.readouterr().out.splitlines()[1].split() == ["bf16-sdpa", "1", "2", "1", "n/a"]
 
 
 @pytest.mark.parametrize(
@@ -181,7 +182,36 @@ def test_kv_size_from_a_models_configuration(
     tmp_path: Path, config: dict[str, object], elements: int | None
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert kv_elements_per_token(tmp_path) == elements
+    assert kv_elements_per_token(tmp_path, ParallelConfig()) == elements
+
+
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "layers", "kv_heads"),
+    [
+        (1, 1, 5, 4),
+        (2, 1, 5, 2),
+        (4, 1, 5, 1),
+        (8, 1, 5, 1),  # replicated: no rank has less than a head
+        (1, 2, 3, 4),  # stages of 3 and 2 layers
+        (1, 3, 2, 4),
+        (2, 2, 3, 2),
+    ],
+)
+def test_kv_size_is_that_of_the_largest_rank(
+    tmp_path: Path, tensor: int, pipeline: int, layers: int, kv_heads: int
+) -> None:
+    shape = {"num_hidden_layers": 5, "num_attention_heads": 8, "num_key_value_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps({**shape, "head_dim": 16}))
+    parallel = ParallelConfig(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
+    assert kv_elements_per_token(tmp_path, parallel) == 2 * layers * kv_heads * 16
+
+
+def test_dry_run_tells_the_ranks_of_a_run(
+    audit: AuditDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = str(CONFIGS / "bf16-tp2pp2.toml")
+    assert run(["replay", str(audit.path), "--config", config, "--dry-run"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[3] == "4"
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="waits on proces
 _SCRIPT = """
 import sys
 from tests import runner_targets
-from trace_audit import runner
+from trace_audit.runner import child
 from trace_audit.cli.main import run
 if __name__ == "__main__":
-    runner.execute_audit = runner_targets.hang
+    child.execute_audit = runner_targets.hang
     sys.exit(run(sys.argv[1:]))
 """
 

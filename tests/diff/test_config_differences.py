@@ -2,7 +2,33 @@
 
 from __future__ import annotations
 
-from trace_audit.diff.identity import config_differences, run_identity
+import pytest
+
+from trace_audit.config import RunConfig, flat
+from trace_audit.diff.identity import (
+    BEFORE_THE_KEY,
+    config_differences,
+    run_identity,
+    warnings,
+)
+
+FIRST_KEYS = {
+    "device",
+    "dtype",
+    "lm_head_dtype",
+    "attention_backend",
+    "gpu_memory_utilization",
+    "matmul_precision",
+    "max_num_seqs",
+    "num_threads",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "block_size",
+    "num_kv_blocks",
+    "preemption",
+    "shard_size",
+    "enable_trace_replay",
+}
 
 
 def run(requested: dict[str, str], resolved: dict[str, str]):
@@ -43,3 +69,88 @@ def test_auto_that_was_decided_differently_on_another_machine_is_shown():
     a = run({"device": "auto"}, {"device": "cpu"})
     b = run({"device": "auto"}, {"device": "cuda"})
     assert keys(a, b) == ["engine.device"]
+
+
+def ranks(tensor=1, pipeline=1, backend="auto", reduction="auto", threads=0, **engine):
+    """A run as it was asked for on a machine of 8 cores."""
+    sizes = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline}
+    world = tensor * pipeline
+    ran = backend if backend != "auto" else ("single" if world == 1 else "process")
+    native = "native" if ran == "process" else "rank_order"
+    order = native if reduction == "auto" and tensor > 1 else reduction
+    cores = 8 // world if ran == "process" else 8
+    requested = {
+        "engine": {"num_threads": threads, **engine},
+        "parallel": {**sizes, "backend": backend, "reduction": reduction},
+    }
+    resolved = {
+        "engine": {"num_threads": threads or cores, **engine},
+        "parallel": {**sizes, "backend": ran, "reduction": order},
+    }
+    return run_identity("r", {"requested_config": requested, "resolved_config": resolved})
+
+
+@pytest.mark.parametrize(
+    ("changed", "found"),
+    [
+        ({"tensor": 2}, ["parallel.tensor_parallel_size"]),
+        ({"pipeline": 2}, ["parallel.pipeline_parallel_size"]),
+        (
+            {"tensor": 2, "threads": 4},
+            ["engine.num_threads", "parallel.tensor_parallel_size"],
+        ),
+        (
+            {"tensor": 4, "backend": "emulated"},
+            ["parallel.backend", "parallel.tensor_parallel_size"],
+        ),
+    ],
+)
+def test_what_follows_the_number_of_ranks_is_not_a_second_change(changed, found):
+    assert keys(ranks(), ranks(**changed)) == found
+
+
+def test_the_reduction_follows_the_backend():
+    a, b = (
+        ranks(tensor=2, backend="process", threads=1),
+        ranks(tensor=2, backend="emulated", threads=1),
+    )
+    assert keys(a, b) == ["parallel.backend"]
+
+
+@pytest.mark.parametrize(
+    ("baseline", "candidate", "warned"),
+    [
+        ({}, {"tensor": 4, "backend": "emulated", "reduction": "ring"}, False),
+        ({}, {"pipeline": 2, "backend": "process"}, False),
+        ({}, {"tensor": 2, "pipeline": 2}, True),
+        ({}, {"tensor": 2, "backend": "emulated", "dtype": "bfloat16"}, True),
+        (
+            {"tensor": 4, "backend": "process", "reduction": "ring"},
+            {"tensor": 4, "backend": "emulated", "reduction": "tree"},
+            True,
+        ),
+    ],
+)
+def test_how_ranks_add_up_is_no_change_beside_there_being_some(baseline, candidate, warned):
+    a, b = ranks(**baseline), ranks(**candidate)
+    found = warnings(a, b, config_differences(a, b), ())
+    assert any("config keys differ" in line for line in found) == warned
+
+
+def test_a_run_from_before_a_key_differs_in_nothing_but_what_changed():
+    old = run({"dtype": "float32"}, {"dtype": "float32"})
+    assert keys(old, ranks(dtype="float32", threads=8)) == ["engine.num_threads"]
+    assert keys(old, ranks(dtype="float32", threads=8, pipeline=2)) == [
+        "engine.num_threads",
+        "parallel.pipeline_parallel_size",
+    ]
+    assert keys(old, run({"dtype": "float32"}, {"dtype": "float32", "fixed_batch": False})) == []
+    assert keys(old, run({"dtype": "float32"}, {"dtype": "float32", "fixed_batch": True})) == [
+        "engine.fixed_batch"
+    ]
+
+
+def test_every_later_key_says_what_runs_before_it_did():
+    """When this fails: add the new key to `BEFORE_THE_KEY`."""
+    later = set(flat(RunConfig(name="x"))) - {"name", *(f"engine.{key}" for key in FIRST_KEYS)}
+    assert later <= set(BEFORE_THE_KEY)

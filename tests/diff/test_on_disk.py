@@ -35,7 +35,10 @@ def record_logits() -> Logits:
 
 @pytest.fixture
 def audit(tmp_path: Path) -> Path:
-    """Runs: record, imported, same (bit-equal), noisy and part (sequences s1 and s2 only)."""
+    """Runs: record, imported, same (bit-equal), noisy and part (sequences s1 and s2 only).
+
+    All are of one configuration, so that what differs in noisy is a fault.
+    """
     path = tmp_path / "audit"
     record = record_logits()
     noisy = record + np.random.default_rng(1).normal(0, 0.1, record.shape)
@@ -130,7 +133,8 @@ def _write_run(audit: AuditDir, name: str, table: pa.Table, info: dict[str, obje
 def test_all_runs_are_reported_and_saved(audit: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["diff", "report", str(audit)]) == 0
     text = capsys.readouterr().out
-    assert "BITWISE  same against record: all 96 rows are bit-equal." in text
+    assert "BITWISE  same against record: all 96 rows are bit-equal, as it must be." in text
+    assert "noisy FAULT" in text
     assert "part is a subset of 2 sequences" in text
     assert "\x1b" not in text
     assert "[bold]" in text

@@ -1,37 +1,64 @@
-"""The engine end to end: a replay is the record, bit for bit, whatever else is in the batch."""
+"""The engine end to end: a replay is the record, bit for bit, whatever else is in the batch.
+
+The same under tensor and pipeline parallelism.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from tests.parallel.emulated import emulated, emulated_harness
 from tests.tiny import VOCABULARY, Harness, differing_columns, random_prompts
 from trace_audit.errors import RequestError
 
 # On both sides of the block size, above the sliding window, and one over the token budget.
 LENGTHS = [3, 8, 9, 31, 70, 17]
+LAYOUTS = {"single": (1, 1), "tp2": (2, 1), "pp2": (1, 2)}
 HALF = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(params=LAYOUTS)
+def make(request) -> Iterator[Callable[..., Harness]]:
+    """Makes engines of one rank, of two that share every layer, or of two pipeline stages."""
+    tensor, pipeline = LAYOUTS[request.param]
+    with ExitStack() as stack:
+
+        def make(directory: Path, device: torch.device, *args: Any, **changes: Any) -> Harness:
+            if tensor * pipeline == 1:
+                return Harness.make(directory, device, *args, **changes)
+            parallel = emulated(tensor, pipeline)
+            return stack.enter_context(
+                emulated_harness(directory, device, parallel, *args, **changes)
+            )
+
+        yield make
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa", "triton"])
 @pytest.mark.parametrize("dtype", HALF)
-def test_replay_reproduces_the_recorded_run_bit_for_bit(checkpoint, device, backend, dtype):
+def test_replay_reproduces_the_recorded_run_bit_for_bit(checkpoint, device, make, backend, dtype):
     prompts = random_prompts(LENGTHS if backend != "triton" else LENGTHS[:4])
     steps = 12 if backend != "triton" else 4
-    record = Harness.make(checkpoint(), device, dtype, attention_backend=backend)
+    record = make(checkpoint(), device, dtype, attention_backend=backend)
     recorded = record.record(prompts, steps)
-    replay = Harness.make(checkpoint(), device, dtype, attention_backend=backend)
+    replay = make(checkpoint(), device, dtype, attention_backend=backend)
     replayed = replay.replay(prompts, recorded)
     assert differing_columns(recorded, replayed) == set()
     assert record.launches == replay.launches
     assert all(len(o.token_ids) == steps for o in replayed)
 
 
-def test_replay_in_another_dtype_keeps_the_tokens_and_moves_the_logprobs(checkpoint, device):
+def test_replay_in_another_dtype_keeps_the_tokens_and_moves_the_logprobs(checkpoint, device, make):
     prompts = random_prompts(LENGTHS)
-    recorded = Harness.make(checkpoint(), device).record(prompts)
-    replayed = Harness.make(checkpoint(), device, torch.bfloat16).replay(prompts, recorded)
+    recorded = make(checkpoint(), device).record(prompts)
+    replayed = make(checkpoint(), device, torch.bfloat16).replay(prompts, recorded)
     assert differing_columns(recorded, replayed) >= {"logprob", "logits_hash"}
     for a, b in zip(recorded, replayed, strict=True):
         assert a.token_ids.tolist() == b.token_ids.tolist()
@@ -57,12 +84,14 @@ def test_tokens_that_are_not_the_argmax_are_replayed_exactly_eos_included(checkp
     assert max(output.rank) > 50
 
 
-def test_a_free_request_ends_at_eos_and_a_replay_of_it_has_the_same_launches(checkpoint, device):
+def test_a_free_request_ends_at_eos_and_a_replay_of_it_has_the_same_launches(
+    checkpoint, device, make
+):
     prompts = random_prompts(LENGTHS)
-    free = Harness.make(checkpoint(), device).record(prompts, 30)
+    free = make(checkpoint(), device).record(prompts, 30)
     # A token that greedy decoding produces midway plays the end of sequence.
     eos = int(free[2].token_ids[7])
-    record = Harness.make(checkpoint(), device)
+    record = make(checkpoint(), device)
     requests = [
         record.request(i, p, max_tokens=30, stop_token_ids=(eos,), ignore_eos=True)
         for i, p in enumerate(prompts)
@@ -71,14 +100,14 @@ def test_a_free_request_ends_at_eos_and_a_replay_of_it_has_the_same_launches(che
     assert {o.finish_reason for o in recorded} >= {"stop"}
     assert any(len(o.token_ids) < 30 for o in recorded)
     assert all(o.token_ids[-1] == eos for o in recorded if o.finish_reason == "stop")
-    replay = Harness.make(checkpoint(), device)
+    replay = make(checkpoint(), device)
     replayed = replay.replay(prompts, recorded)
     assert replay.launches == record.launches
     assert differing_columns(recorded, replayed) <= {"finish_reason"}
 
 
-def test_the_models_own_eos_ends_a_free_request_unless_ignored(checkpoint, device):
-    harness = Harness.make(checkpoint(), device)
+def test_the_models_own_eos_ends_a_free_request_unless_ignored(checkpoint, device, make):
+    harness = make(checkpoint(), device)
     prompt = random_prompts([9])[0]
     harness.built.input_processor.eos_token_ids = frozenset(
         {int(harness.record([prompt], 5)[0].token_ids[2])}
@@ -87,11 +116,11 @@ def test_the_models_own_eos_ends_a_free_request_unless_ignored(checkpoint, devic
     assert len(harness.record([prompt], 5)[0].token_ids) == 5
 
 
-def test_a_mixed_batch_leaves_free_requests_as_they_are(checkpoint, device):
+def test_a_mixed_batch_leaves_free_requests_as_they_are(checkpoint, device, make):
     prompts = random_prompts([6, 11, 23, 9])
-    free = Harness.make(checkpoint(), device).record(prompts)
+    free = make(checkpoint(), device).record(prompts)
     traces = {1: [5] * 12, 3: list(range(12))}
-    mixed = Harness.make(checkpoint(), device)
+    mixed = make(checkpoint(), device)
     outputs = mixed.run(
         [
             mixed.request(i, p, trace_decode_token_ids=traces[i])
@@ -106,9 +135,9 @@ def test_a_mixed_batch_leaves_free_requests_as_they_are(checkpoint, device):
         assert outputs[i].token_ids.tolist() == trace
 
 
-def test_more_requests_than_slots_and_a_free_one_in_a_reused_slot(checkpoint, device):
+def test_more_requests_than_slots_and_a_free_one_in_a_reused_slot(checkpoint, device, make):
     prompts = random_prompts([5, 6, 7, 8, 9, 10, 11])
-    harness = Harness.make(checkpoint(), device, max_num_seqs=2)
+    harness = make(checkpoint(), device, max_num_seqs=2)
     requests = [
         harness.request(i, p, trace_decode_token_ids=[100 + i] * (i + 2))
         for i, p in enumerate(prompts[:-1])
@@ -117,14 +146,14 @@ def test_more_requests_than_slots_and_a_free_one_in_a_reused_slot(checkpoint, de
     outputs = harness.run(requests)
     for i, output in enumerate(outputs[:-1]):
         assert output.token_ids.tolist() == [100 + i] * (i + 2)
-    alone = Harness.make(checkpoint(), device, max_num_seqs=2)
+    alone = make(checkpoint(), device, max_num_seqs=2)
     assert outputs[-1].token_ids.tolist() == alone.record(prompts[-1:], 6)[0].token_ids.tolist()
     assert max(len(launch) for launch in harness.launches) == 2
 
 
-def test_traces_of_different_lengths_shrink_the_batch(checkpoint, device):
+def test_traces_of_different_lengths_shrink_the_batch(checkpoint, device, make):
     prompts = random_prompts([5, 5, 5, 5])
-    harness = Harness.make(checkpoint(), device)
+    harness = make(checkpoint(), device)
     outputs = harness.run(
         [
             harness.request(i, p, trace_decode_token_ids=[50 + i] * n)
@@ -135,9 +164,9 @@ def test_traces_of_different_lengths_shrink_the_batch(checkpoint, device):
     assert [len(launch) for launch in harness.launches] == [4, 3, 3, 2, 2, 2, 1, 1, 1]
 
 
-def test_chunked_prefill_commits_once_and_keeps_the_traces_start(checkpoint, device):
+def test_chunked_prefill_commits_once_and_keeps_the_traces_start(checkpoint, device, make):
     prompt = random_prompts([100])[0]
-    harness = Harness.make(checkpoint(), device, max_num_batched_tokens=16, max_model_len=128)
+    harness = make(checkpoint(), device, max_num_batched_tokens=16, max_model_len=128)
     trace = [11, 12, 13]
     output = harness.run([harness.request(0, prompt, trace_decode_token_ids=trace)])[0]
     assert output.token_ids.tolist() == trace
@@ -145,7 +174,7 @@ def test_chunked_prefill_commits_once_and_keeps_the_traces_start(checkpoint, dev
     assert output.chunk_start.tolist() == [96, 100, 101]
     assert output.is_prefill.tolist() == [True, False, False]
     assert output.position.tolist() == [100, 101, 102]
-    whole = Harness.make(checkpoint(), device, max_num_batched_tokens=128)
+    whole = make(checkpoint(), device, max_num_batched_tokens=128)
     other = whole.run([whole.request(0, prompt, trace_decode_token_ids=trace)])[0]
     assert np.abs(output.logprob - other.logprob).max() < 1e-4
 
@@ -161,11 +190,11 @@ def test_room_to_spare_changes_no_byte(checkpoint, device, backend, change):
 
 
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
-def test_preemption_commits_the_same_tokens(checkpoint, device, preemption):
+def test_preemption_commits_the_same_tokens(checkpoint, device, make, preemption):
     prompts = random_prompts([20, 30, 25, 18])
-    ample = Harness.make(checkpoint(), device).record(prompts, 40)
+    ample = make(checkpoint(), device).record(prompts, 40)
     # 4 sequences of up to 70 tokens need 33 blocks of 8.
-    tight = Harness.make(checkpoint(), device, num_kv_blocks=20, preemption=preemption)
+    tight = make(checkpoint(), device, num_kv_blocks=20, preemption=preemption)
     outputs = tight.replay(prompts, ample)
     counters = tight.built.engine.counters
     assert counters.preemptions > 0
@@ -198,8 +227,8 @@ def test_swapped_and_never_preempted_rows_agree_bit_for_bit_at_equal_launches(ch
     assert differing_columns(plain, swapped) == set()
 
 
-def test_a_request_that_can_never_fit_is_refused_and_the_others_run(checkpoint, device):
-    harness = Harness.make(checkpoint(), device, num_kv_blocks=4)
+def test_a_request_that_can_never_fit_is_refused_and_the_others_run(checkpoint, device, make):
+    harness = make(checkpoint(), device, num_kv_blocks=4)
     big = harness.request(0, random_prompts([40])[0], max_tokens=4)
     with pytest.raises(RequestError, match="num_kv_blocks"):
         harness.run([big])
@@ -207,8 +236,8 @@ def test_a_request_that_can_never_fit_is_refused_and_the_others_run(checkpoint, 
     assert len(harness.run([small])[0].token_ids) == 4
 
 
-def test_two_requests_of_one_id_are_refused(checkpoint, device):
-    harness = Harness.make(checkpoint(), device)
+def test_two_requests_of_one_id_are_refused(checkpoint, device, make):
+    harness = make(checkpoint(), device)
     request = harness.request(0, [5, 6], max_tokens=2)
     with pytest.raises(RequestError, match="same id"):
         harness.run([request, request])
@@ -243,28 +272,28 @@ def test_the_sampler_leaves_the_logits_bytes_alone(checkpoint, device, params):
     assert all(torch.equal(now, then) for now, then in seen)
 
 
-def test_seeded_sampling_depends_on_seed_index_and_step_alone(checkpoint, device):
+def test_seeded_sampling_depends_on_seed_index_and_step_alone(checkpoint, device, make):
     prompts = random_prompts([5, 9, 14])
     hot = {"temperature": 1.5, "seed": 7}
-    together = Harness.make(checkpoint(), device).record(prompts, 10, **hot)
-    harness = Harness.make(checkpoint(), device, max_num_seqs=1)
+    together = make(checkpoint(), device).record(prompts, 10, **hot)
+    harness = make(checkpoint(), device, max_num_seqs=1)
     apart = harness.record(prompts, 10, **hot)
-    other = Harness.make(checkpoint(), device).record(prompts, 10, temperature=1.5, seed=8)
+    other = make(checkpoint(), device).record(prompts, 10, temperature=1.5, seed=8)
     tokens = [o.token_ids.tolist() for o in together]
     assert tokens == [o.token_ids.tolist() for o in apart]
     assert tokens != [o.token_ids.tolist() for o in other]
     assert any(rank > 1 for o in together for rank in o.rank)
 
 
-def test_a_sampled_trace_is_replayed_greedily_to_the_same_bits(checkpoint, device):
+def test_a_sampled_trace_is_replayed_greedily_to_the_same_bits(checkpoint, device, make):
     prompts = random_prompts([5, 9, 14])
-    recorded = Harness.make(checkpoint(), device).record(prompts, 10, temperature=1.5, seed=7)
-    replayed = Harness.make(checkpoint(), device).replay(prompts, recorded)
+    recorded = make(checkpoint(), device).record(prompts, 10, temperature=1.5, seed=7)
+    replayed = make(checkpoint(), device).replay(prompts, recorded)
     assert differing_columns(recorded, replayed) == set()
 
 
-def test_the_support_is_the_top_ids_and_draws_from_the_tail(checkpoint, device):
-    output = Harness.make(checkpoint(), device).record(random_prompts([5]), 8)[0]
+def test_the_support_is_the_top_ids_and_draws_from_the_tail(checkpoint, device, make):
+    output = make(checkpoint(), device).record(random_prompts([5]), 8)[0]
     assert output.support_token_ids.shape == (8, 24)
     assert (output.support_token_ids[:, :5] == output.top_token_ids).all()
     assert (output.support_token_ids[:, 0] == output.token_ids).all()

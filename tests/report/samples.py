@@ -9,6 +9,7 @@ from trace_audit.diff.catalog import CATALOG, absent, metric
 from trace_audit.diff.estimators import Estimate
 from trace_audit.diff.summary import (
     Difference,
+    Expectation,
     FlipSummary,
     Influence,
     Interval,
@@ -144,6 +145,18 @@ def bitwise(name: str = "same") -> PairSummary:
         first_flip=None,
         influence=None,
     )
+
+
+def expected(**changed: Any) -> Expectation:
+    """Two pipeline stages against one."""
+    key = Difference(key="parallel.pipeline_parallel_size", baseline=1, candidate=2)
+    values: dict[str, Any] = {"keys": (key,), "reason": "stages add nothing up"}
+    return Expectation(**{**values, **changed})
+
+
+def fault(name: str = "pp2") -> PairSummary:
+    broken = expected(differing_rows=3, differing_columns=("logprob", "logits_hash"))
+    return pair(name, expected=broken, unequal_rows=3)
 
 
 def hostile_pair() -> PairSummary:

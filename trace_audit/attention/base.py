@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -142,6 +142,11 @@ class AttentionBackend(Protocol):
         """
 
 
+Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor | None]
+"""A flat batch through a model: input ids int64 [T], positions int64 [T], rows int64 [B] whose
+logits are wanted -> logits [B, V], or None where the model ends before its head."""
+
+
 class PagedAttention:
     """The attention function of one engine, registered with transformers under a unique name.
 
@@ -153,6 +158,7 @@ class PagedAttention:
     def __init__(self) -> None:
         self.name = f"trace_audit_{next(self._numbers)}"
         self.layers: list[LayerSpec] = []
+        self._first_layer = 0
         self._probed: dict[int, LayerSpec] | None = None
         self._cache: KVCache | None = None
         self._backend: AttentionBackend | None = None
@@ -164,8 +170,13 @@ class PagedAttention:
         """Take the name back from transformers."""
         ALL_ATTENTION_FUNCTIONS._global_mapping.pop(self.name, None)
 
-    def probe(self, model: torch.nn.Module, num_layers: int) -> list[LayerSpec]:
-        """Learn every layer's shapes from a dry forward of two tokens.
+    def probe(self, model: torch.nn.Module, own_layers: range, forward: Forward) -> None:
+        """Learn the shapes of this model's layers from a dry forward of two tokens.
+
+        Args:
+            model: whose attention is this.
+            own_layers: the layers it has; a pipeline stage has some of them.
+            forward: runs it.
 
         Raises:
             ModelError: a layer does not route its attention through the interface, or asks for
@@ -173,19 +184,21 @@ class PagedAttention:
         """
         self._probed = {}
         device = next(model.parameters()).device
-        tokens = torch.zeros(1, 2, dtype=torch.long, device=device)
-        positions = torch.arange(2, device=device)[None]
         with torch.inference_mode():
-            model(input_ids=tokens, position_ids=positions, use_cache=False)
+            forward(
+                torch.zeros(2, dtype=torch.long, device=device),
+                torch.arange(2, device=device),
+                torch.ones(1, dtype=torch.long, device=device),
+            )
         probed, self._probed = self._probed, None
-        if sorted(probed) != list(range(num_layers)):
+        if sorted(probed) != list(own_layers):
             raise ModelError(
-                f"{type(model).__name__} sends {len(probed)} of its {num_layers} layers through "
-                "the attention interface of transformers",
+                f"{type(model).__name__} sends {len(probed)} of its {len(own_layers)} layers "
+                "through the attention interface of transformers",
                 hint="only decoders whose every layer does so can be audited",
             )
-        self.layers = [probed[i] for i in range(num_layers)]
-        return self.layers
+        self.layers = [probed[i] for i in own_layers]
+        self._first_layer = own_layers.start
 
     def bind(self, cache: KVCache, backend: AttentionBackend) -> None:
         """Use this cache and backend from now on."""
@@ -220,7 +233,7 @@ class PagedAttention:
         assert self._cache is not None
         assert self._backend is not None
         assert self._batch is not None
-        index = int(module.layer_idx)  # type: ignore[arg-type]
+        index = int(module.layer_idx) - self._first_layer  # type: ignore[arg-type]
         self._cache.write(
             index, key[0].transpose(0, 1), value[0].transpose(0, 1), self._batch.kv_slots
         )

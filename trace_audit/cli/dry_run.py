@@ -9,7 +9,7 @@ from typing import Any
 
 from trace_audit.cli.plan import PlannedRun
 from trace_audit.cli.table import format_table
-from trace_audit.config import EngineConfig
+from trace_audit.config import EngineConfig, ParallelConfig
 from trace_audit.storage.audit_dir import AuditDir
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -18,25 +18,29 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 def describe_runs(
     audit: AuditDir, runs: Sequence[PlannedRun], *, model_directory: Path, only: Sequence[str]
 ) -> str:
-    """A table of the runs: sequences, output tokens, and bytes of KV cache they ask for.
+    """A table of the runs: sequences, output tokens, ranks, and a rank's bytes of KV cache.
 
-    The KV cache is the one the configuration wants; a run takes less where memory is short.
+    The KV cache is the one the configuration wants; a run takes less where memory is short. It is
+    that of the rank with the most layers. Emulated ranks keep all their caches on one device.
     """
     sequences = [s for s in audit.read_trace() if not only or s.sequence_id in only]
     lengths = [len(s.prompt_token_ids) + len(s.output_token_ids) for s in sequences]
     tokens = sum(len(s.output_token_ids) for s in sequences)
-    per_token = kv_elements_per_token(model_directory)
     rows = []
     for run in runs:
-        engine = run.config.engine
+        engine, parallel = run.config.engine, run.config.parallel
+        per_token = kv_elements_per_token(model_directory, parallel)
         elements = None if per_token is None else per_token * _kv_tokens(engine, max(lengths))
         kv_bytes = "n/a" if elements is None else elements * _BYTES[engine.dtype]
-        rows.append((run.name, len(sequences), tokens, kv_bytes))
-    return format_table(("run", "sequences", "tokens", "kv_bytes"), rows)
+        rows.append((run.name, len(sequences), tokens, parallel.world_size, kv_bytes))
+    return format_table(("run", "sequences", "tokens", "ranks", "kv_bytes_per_rank"), rows)
 
 
-def kv_elements_per_token(model_directory: Path) -> int | None:
-    """Keys and values a token leaves in all layers together, in elements.
+def kv_elements_per_token(model_directory: Path, parallel: ParallelConfig) -> int | None:
+    """Keys and values a token leaves in all layers of a rank together, in elements.
+
+    Layers are shared out over stages, of which the largest counts, and KV heads over
+    tensor-parallel ranks; where there are more ranks than KV heads, each rank has one.
 
     Returns:
         None where the model's config.json is not there or does not say it in the usual keys.
@@ -54,7 +58,9 @@ def kv_elements_per_token(model_directory: Path) -> int | None:
     kv_heads = config.get("num_key_value_heads") or heads
     if not layers or not kv_heads or not width or "kv_lora_rank" in config:
         return None
-    return int(2 * layers * kv_heads * width)
+    stage_layers = -(-layers // parallel.pipeline_parallel_size)
+    rank_kv_heads = -(-kv_heads // parallel.tensor_parallel_size)
+    return int(2 * stage_layers * rank_kv_heads * width)
 
 
 def _kv_tokens(engine: EngineConfig, max_length: int) -> int:

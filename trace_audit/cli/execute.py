@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from trace_audit.cli.messages import print_error, print_traceback, printable, say
 from trace_audit.cli.progress import progress_of
+from trace_audit.cli.ranks import RunJob
 from trace_audit.errors import TraceAuditError
-from trace_audit.jobs import Event, Job, RecordJob
-from trace_audit.runner import run_job
-
-RunJob = Callable[[Job, Callable[[Event], None]], dict[str, Any]]
+from trace_audit.jobs import Job, RecordJob
 
 
-def execute_all(
-    jobs: Sequence[Job], *, keep_going: bool, debug: bool, run: RunJob = run_job
-) -> int:
+def execute_all(jobs: Sequence[Job], *, keep_going: bool, debug: bool, run: RunJob) -> int:
     """Run every job in a process of its own.
 
     Args:
         keep_going: go on after a failed run.
         debug: show tracebacks of runs that failed.
-        run: what runs one job; tests give their own.
+        run: what runs one job.
 
     Returns:
         The worst exit code, 0 if every run finished.

@@ -121,25 +121,30 @@ def record(
     run, sequences, tokens, tokens/s and path, split by tabs.
     """
     from trace_audit.cli.execute import execute_all
+    from trace_audit.cli.ranks import RunJob, as_rank
     from trace_audit.jobs import RecordJob
     from trace_audit.storage.prompts import read_prompts
 
-    config = _config(config_path, sets)
-    read_prompts(prompts_path)  # the run does it again; a mistake here is told before torch loads
-    job = RecordJob(
-        model=model,
-        prompts_path=prompts_path,
-        output=output,
-        config=config,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        seed=seed,
-        ignore_eos=ignore_eos,
-        stop_token_ids=stop_token_ids,
-        stop_strings=stop_strings,
-        force=force,
-    )
-    return execute_all([job], keep_going=False, debug=context.find_root().params["debug"])
+    def work(run: RunJob) -> int:
+        config = _config(config_path, sets)
+        read_prompts(prompts_path)  # the run does it again; a mistake is told before torch loads
+        job = RecordJob(
+            model=model,
+            prompts_path=prompts_path,
+            output=output,
+            config=config,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            seed=seed,
+            ignore_eos=ignore_eos,
+            stop_token_ids=stop_token_ids,
+            stop_strings=stop_strings,
+            force=force,
+        )
+        debug = context.find_root().params["debug"]
+        return execute_all([job], keep_going=False, debug=debug, run=run)
+
+    return as_rank(work)
 
 
 def _config(path: Path | None, sets: tuple[str, ...]) -> RunConfig:

@@ -71,18 +71,23 @@ def replay(
     from trace_audit.cli.dry_run import describe_runs
     from trace_audit.cli.execute import execute_all
     from trace_audit.cli.plan import check_sequences, plan_runs, replay_jobs
+    from trace_audit.cli.ranks import RunJob, as_rank
     from trace_audit.storage.audit_dir import AuditDir
 
-    _check_models(model, model_path)
-    audit = AuditDir.open(directory)
-    check_sequences(audit, only)
-    runs = plan_runs(audit, config_paths, sets, name=name, repeat=repeat, force=force)
-    if dry_run:
-        where = Path(model or model_path or audit.info.model_path)
-        click.echo(describe_runs(audit, runs, model_directory=where, only=only), nl=False)
-        return 0
-    jobs = replay_jobs(audit, runs, model=model, model_path=model_path, only=only, force=force)
-    return execute_all(jobs, keep_going=keep_going, debug=context.find_root().params["debug"])
+    def work(run: RunJob) -> int:
+        _check_models(model, model_path)
+        audit = AuditDir.open(directory)
+        check_sequences(audit, only)
+        runs = plan_runs(audit, config_paths, sets, name=name, repeat=repeat, force=force)
+        if dry_run:
+            where = Path(model or model_path or audit.info.model_path)
+            click.echo(describe_runs(audit, runs, model_directory=where, only=only), nl=False)
+            return 0
+        jobs = replay_jobs(audit, runs, model=model, model_path=model_path, only=only, force=force)
+        debug = context.find_root().params["debug"]
+        return execute_all(jobs, keep_going=keep_going, debug=debug, run=run)
+
+    return as_rank(work)
 
 
 def _check_models(model: str | None, model_path: Path | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from trace_audit.config.model import (
     RUN_NAME_RULE,
     EngineConfig,
+    ParallelConfig,
     RunConfig,
     default_record_config,
     is_run_name,
@@ -21,6 +22,7 @@ __all__ = [
     "RUN_NAME_RULE",
     "EngineConfig",
     "Hardware",
+    "ParallelConfig",
     "RunConfig",
     "default_record_config",
     "flat",

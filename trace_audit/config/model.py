@@ -50,16 +50,48 @@ class EngineConfig(_Section):
         return value
 
 
+class ParallelConfig(_Section):
+    """How one run is spread over ranks. `docs/configuration.md` describes every key."""
+
+    tensor_parallel_size: Positive = 1
+    pipeline_parallel_size: Positive = 1
+    backend: Literal["auto", "single", "process", "emulated"] = "auto"
+    reduction: Literal["auto", "native", "rank_order", "ring", "tree"] = "auto"
+    reduction_dtype: Literal["model", "float32"] = "model"
+    timeout_seconds: Positive = 300
+
+    @property
+    def world_size(self) -> int:
+        """Ranks, real or emulated."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that compute: one a rank, unless one stands for all."""
+        return 1 if self.backend in ("single", "emulated") else self.world_size
+
+    @property
+    def uses_process_group(self) -> bool:
+        """Whether ranks talk through torch.distributed, be it one rank with itself."""
+        return self.backend == "process" or (self.backend == "auto" and self.world_size > 1)
+
+
+SECTIONS: dict[str, type[BaseModel]] = {"engine": EngineConfig, "parallel": ParallelConfig}
+"""The tables of a configuration file."""
+
+
 class RunConfig(_Section):
     """One named configuration.
 
     Attributes:
         name: names the run's directory: letters, digits and `. _ = + -`.
         engine: how the run computes.
+        parallel: how it is spread over ranks.
     """
 
     name: str
     engine: EngineConfig = EngineConfig()
+    parallel: ParallelConfig = ParallelConfig()
 
     @field_validator("name")
     @classmethod

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trace_audit.config.model import EngineConfig, RunConfig
+from trace_audit.config.model import SECTIONS, RunConfig
 from trace_audit.config.validate import nearest_hint, validate
 from trace_audit.errors import ConfigError
 
@@ -40,7 +40,10 @@ def flat(config: RunConfig) -> dict[str, object]:
 
 def keys() -> list[str]:
     """Every dotted key, in the order of the definition."""
-    return ["name", *(f"engine.{key}" for key in EngineConfig.model_fields)]
+    return [
+        "name",
+        *(f"{name}.{key}" for name, section in SECTIONS.items() for key in section.model_fields),
+    ]
 
 
 def parse_set(values: Sequence[str]) -> list[dict[str, object]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trace_audit.config.model import EngineConfig, RunConfig
+from trace_audit.config.model import EngineConfig, ParallelConfig, RunConfig
 from trace_audit.config.overrides import override
 from trace_audit.errors import ConfigError
 
@@ -17,11 +17,15 @@ class Hardware:
         cuda_available: a CUDA device can be used.
         cuda_device_name: its name, None without one.
         cpu_count: the cores this process may use.
+        num_cuda_devices: devices of this machine.
+        num_local_ranks: ranks of the run on this machine; None: all of them.
     """
 
     cuda_available: bool
     cuda_device_name: str | None
     cpu_count: int
+    num_cuda_devices: int = 1
+    num_local_ranks: int | None = None
 
 
 def resolve(config: RunConfig, *, hardware: Hardware, max_sequence_len: int) -> RunConfig:
@@ -37,22 +41,70 @@ def resolve(config: RunConfig, *, hardware: Hardware, max_sequence_len: int) -> 
     device = engine.device
     if device == "auto":
         device = "cuda" if hardware.cuda_available else "cpu"
+    parallel = _resolved_parallel(config.parallel)
+    local_ranks = hardware.num_local_ranks or parallel.num_processes
     _check_machine(engine, device, hardware)
+    _check_devices(parallel, device, hardware, local_ranks)
     _check_sizes(engine, max_sequence_len)
-    backend = engine.attention_backend
-    if backend == "auto":
-        backend = "triton" if device == "cuda" else "sdpa"
     decided = {
         "engine.device": device,
-        "engine.attention_backend": backend,
+        "engine.attention_backend": _attention_backend(engine, device),
         "engine.lm_head_dtype": (
             engine.dtype if engine.lm_head_dtype == "auto" else engine.lm_head_dtype
         ),
-        "engine.num_threads": engine.num_threads or hardware.cpu_count,
+        "engine.num_threads": engine.num_threads or max(1, hardware.cpu_count // local_ranks),
         "engine.max_model_len": engine.max_model_len or max_sequence_len,
         "engine.shard_size": engine.shard_size or 8 * engine.max_num_seqs,
+        "parallel.backend": parallel.backend,
+        "parallel.reduction": parallel.reduction,
     }
     return override(config, decided)
+
+
+def _attention_backend(engine: EngineConfig, device: str) -> str:
+    if engine.attention_backend != "auto":
+        return engine.attention_backend
+    return "triton" if device == "cuda" else "sdpa"
+
+
+def _resolved_parallel(parallel: ParallelConfig) -> ParallelConfig:
+    """Backend and reduction decided; without tensor parallelism nothing is ever reduced."""
+    backend, reduction = parallel.backend, parallel.reduction
+    if backend == "auto":
+        backend = "single" if parallel.world_size == 1 else "process"
+    if reduction == "auto" and parallel.tensor_parallel_size > 1:
+        reduction = "native" if backend == "process" else "rank_order"
+    resolved = parallel.model_copy(update={"backend": backend, "reduction": reduction})
+    _check_backend(resolved)
+    return resolved
+
+
+def _check_backend(parallel: ParallelConfig) -> None:
+    if parallel.backend == "single" and parallel.world_size > 1:
+        raise ConfigError(
+            f'backend = "single" is one rank, and tensor_parallel_size x pipeline_parallel_size = '
+            f"{parallel.world_size}",
+            hint='use backend = "process" or "emulated"',
+        )
+    if parallel.backend == "emulated" and parallel.reduction == "native":
+        raise ConfigError(
+            'reduction = "native" is what a communication library does, and backend = "emulated" '
+            "has none",
+            hint="use reduction = rank_order, ring or tree",
+        )
+
+
+def _check_devices(
+    parallel: ParallelConfig, device: str, hardware: Hardware, local_ranks: int
+) -> None:
+    if parallel.backend != "process" or device != "cuda":
+        return
+    if local_ranks > hardware.num_cuda_devices:
+        raise ConfigError(
+            f'backend = "process" needs a CUDA device a rank: {local_ranks} ranks, and this '
+            f"machine has {hardware.num_cuda_devices}",
+            hint='use backend = "emulated", which computes every rank on one device',
+        )
 
 
 def _check_machine(engine: EngineConfig, device: str, hardware: Hardware) -> None:

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from trace_audit.config.model import EngineConfig, RunConfig
+from trace_audit.config.model import SECTIONS, RunConfig
 from trace_audit.errors import ConfigError
 
 _EXPECTED_TYPES = {
@@ -91,15 +91,16 @@ def _config_error(details: list[ErrorDetails], source: str) -> ConfigError:
 def _unknown_key_error(location: tuple[int | str, ...], source: str) -> ConfigError:
     section = _section(location[:-1])
     wrong, prefix = str(location[-1]), "".join(f"{part}." for part in location[:-1])
-    if not prefix and wrong in EngineConfig.model_fields:
-        hint = f"{wrong} belongs under [engine]"
+    owners = [name for name, owner in SECTIONS.items() if wrong in owner.model_fields]
+    if owners:
+        hint = f"{wrong} belongs under [{owners[0]}]"
     else:
         hint = nearest_hint(wrong, list(section.model_fields))
     return ConfigError(f"{source}unknown key {prefix}{wrong}", hint=hint)
 
 
 def _section(location: tuple[int | str, ...]) -> type[BaseModel]:
-    return EngineConfig if location == ("engine",) else RunConfig
+    return SECTIONS[str(location[0])] if location else RunConfig
 
 
 def _literal_values(detail: ErrorDetails) -> list[str]:

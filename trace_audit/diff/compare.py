@@ -11,6 +11,7 @@ from trace_audit.diff import identity
 from trace_audit.diff.align import AlignedPair, align
 from trace_audit.diff.bootstrap import Resampler
 from trace_audit.diff.details import TokenDetails
+from trace_audit.diff.expected import checked, expectation
 from trace_audit.diff.flips import TopChanges, top_changes
 from trace_audit.diff.kl import KLTerms
 from trace_audit.diff.kl_metrics import kl_coverage, pair_kl
@@ -151,6 +152,7 @@ def _pair_summary(
         unscored=pair.unscored,
         bitwise=bitwise,
         unequal_rows=None if unequal is None else int(unequal.sum()),
+        expected=checked(expectation(*(source.info(name) for name in names)), pair),
         non_finite=int((~pair.finite).sum()),
         effective_n=table.effective_n,
         design_effect=table.design_effect,

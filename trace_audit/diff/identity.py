@@ -11,11 +11,31 @@ from trace_audit.errors import InvalidComparisonError
 
 # A name is no numerics, and neither is room to spare: a test holds that it changes no byte.
 _IGNORED_KEYS = frozenset({"name", "engine.max_model_len"})
-# What decides a key that is left at "auto".
-_DECIDED_BY = {
-    "engine.lm_head_dtype": "engine.dtype",
-    "engine.attention_backend": "engine.device",
-    "engine.shard_size": "engine.max_num_seqs",
+# The configuration grows: what runs did that were recorded before a key existed.
+BEFORE_THE_KEY: Mapping[str, object] = {
+    "engine.fixed_batch": False,
+    "parallel.tensor_parallel_size": 1,
+    "parallel.pipeline_parallel_size": 1,
+    "parallel.backend": "single",
+    "parallel.reduction": "auto",
+    "parallel.reduction_dtype": "model",
+    "parallel.timeout_seconds": 300,
+}
+_RANKS = ("parallel.tensor_parallel_size", "parallel.pipeline_parallel_size")
+# What decides a key that is left at "auto" or 0.
+_DECIDED_BY: Mapping[str, tuple[str, ...]] = {
+    "engine.lm_head_dtype": ("engine.dtype",),
+    "engine.attention_backend": ("engine.device",),
+    "engine.shard_size": ("engine.max_num_seqs",),
+    "engine.num_threads": ("parallel.backend", *_RANKS),
+    "parallel.backend": _RANKS,
+    "parallel.reduction": ("parallel.backend", "parallel.tensor_parallel_size"),
+}
+# Keys without an effect where all of these sizes are 1: they are part of a change from 1.
+_NO_EFFECT_AT_1: Mapping[str, tuple[str, ...]] = {
+    "parallel.backend": _RANKS,
+    "parallel.reduction": ("parallel.tensor_parallel_size",),
+    "parallel.reduction_dtype": ("parallel.tensor_parallel_size",),
 }
 
 
@@ -61,20 +81,53 @@ def differences(
     )
 
 
+def resolved_differences(baseline: RunIdentity, candidate: RunIdentity) -> tuple[Difference, ...]:
+    """Resolved configuration keys that differ; a run from before a key did what was done then."""
+    sides = (baseline.resolved, candidate.resolved)
+    if not all(sides):
+        return differences(*sides)
+    return differences(*({**BEFORE_THE_KEY, **side} for side in sides))
+
+
 def config_differences(baseline: RunIdentity, candidate: RunIdentity) -> tuple[Difference, ...]:
-    """Configuration keys that differ, without those that only follow another that does.
+    """Configuration keys that differ, without those that only follow others that do.
 
     A key that both runs left at its automatic value ("auto" or 0) and that was decided by another
     key which differs is a consequence, not a second change.
     """
-    found = differences(baseline.resolved, candidate.resolved)
+    found = resolved_differences(baseline, candidate)
     changed = {difference.key for difference in found}
 
     def follows(key: str) -> bool:
-        values = (baseline.requested.get(key), candidate.requested.get(key))
-        return values in (("auto", "auto"), (0, 0)) and _DECIDED_BY.get(key) in changed
+        automatic = all(_is_automatic(run, key) for run in (baseline, candidate))
+        return automatic and not changed.isdisjoint(_DECIDED_BY.get(key, ()))
 
     return tuple(difference for difference in found if not follows(difference.key))
+
+
+def _is_automatic(run: RunIdentity, key: str) -> bool:
+    if key in BEFORE_THE_KEY and key not in run.requested:
+        return True
+    return run.requested.get(key) in ("auto", 0)
+
+
+def _changes(
+    config: tuple[Difference, ...], baseline: RunIdentity, candidate: RunIdentity
+) -> tuple[Difference, ...]:
+    """The differences that stand for themselves: how ranks add up is part of there being some."""
+
+    def is_part(key: str) -> bool:
+        sizes = _NO_EFFECT_AT_1.get(key)
+        if sizes is None:
+            return False
+        alone = [all(_size(run, size) == 1 for size in sizes) for run in (baseline, candidate)]
+        return alone[0] != alone[1]
+
+    return tuple(difference for difference in config if not is_part(difference.key))
+
+
+def _size(run: RunIdentity, key: str) -> object:
+    return run.resolved.get(key, BEFORE_THE_KEY[key])
 
 
 def logit_dtype(identity: RunIdentity) -> str | None:
@@ -127,10 +180,9 @@ def warnings(
 ) -> tuple[str, ...]:
     """What a reader must know before believing the numbers."""
     found = []
-    if len(config) > 1:
-        found.append(
-            f"{len(config)} config keys differ, so a difference cannot be laid to one of them"
-        )
+    changes = len(_changes(config, baseline, candidate))
+    if changes > 1:
+        found.append(f"{changes} config keys differ, so a difference cannot be laid to one of them")
     prints = (baseline.environment_fingerprint, candidate.environment_fingerprint)
     if None not in prints and prints[0] != prints[1]:
         keys = ", ".join(difference.key for difference in environment) or "fingerprint"

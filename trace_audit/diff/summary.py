@@ -8,9 +8,12 @@ visible escapes, but markup of the output format is not yet escaped.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+from trace_audit.diff.runs import Difference as Difference
+from trace_audit.diff.runs import Expectation as Expectation
+from trace_audit.diff.runs import RunIdentity as RunIdentity
 
 # 1: first version.
 REPORT_FORMAT_VERSION = 1
@@ -178,38 +181,6 @@ class KLCoverage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunIdentity:
-    """What a run was, as its run.json says; None where it does not say.
-
-    Attributes:
-        requested, resolved: Flat configurations.
-        backends: What actually ran, by part ("attention": "sdpa").
-        subset: Sequence ids of a run that was restricted on purpose.
-    """
-
-    name: str
-    model: str | None
-    model_fingerprint: str | None
-    environment_fingerprint: str | None
-    environment: Mapping[str, object]
-    requested: Mapping[str, object]
-    resolved: Mapping[str, object]
-    backends: Mapping[str, str]
-    subset: tuple[str, ...] | None
-    engine_seconds: float | None
-    tokens_per_second: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """One key whose value differs between the baseline and the candidate (None: not set)."""
-
-    key: str
-    baseline: object
-    candidate: object
-
-
-@dataclass(frozen=True, kw_only=True)
 class PairSummary:
     """One candidate against the baseline.
 
@@ -217,6 +188,7 @@ class PairSummary:
         unscored: Trace tokens of the compared sequences that the score mask leaves out.
         bitwise: Every row has the same logits hash and the same logprob on both sides.
         unequal_rows: Rows whose logits hash differs; None where a run has no hashes.
+        expected: Why the two must be bit-equal, and whether they are; None where a bit may change.
         non_finite: Candidate rows whose logprob is not finite.
         effective_n: Tokens over the design effect of mean |delta|; None with one group.
         metrics: Empty when ``bitwise``.
@@ -233,6 +205,7 @@ class PairSummary:
     unscored: int
     bitwise: bool
     unequal_rows: int | None
+    expected: Expectation | None = None
     non_finite: int
     effective_n: float | None
     design_effect: float | None
@@ -249,6 +222,11 @@ class PairSummary:
     def metric(self, name: str) -> Metric | None:
         """The metric of that name, or None if the table has no such row."""
         return next((metric for metric in self.metrics if metric.name == name), None)
+
+    @property
+    def fault(self) -> bool:
+        """Whether rows differ though nothing between the two runs may change a bit."""
+        return self.expected is not None and self.expected.broken
 
 
 @dataclass(frozen=True, kw_only=True)

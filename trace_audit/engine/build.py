@@ -21,6 +21,7 @@ from trace_audit.kernels import reference, token_stats
 from trace_audit.kernels.runtime import can_run_triton, kernel_mode
 from trace_audit.kernels.trace_replay import apply_trace_tokens
 from trace_audit.models.loader import LoadedModel
+from trace_audit.parallel.world import World, single_world
 
 _CPU_MEMORY_SHARE = 0.5  # of the free memory, for the KV cache
 
@@ -42,28 +43,32 @@ class BuiltEngine:
     backends: dict[str, str]
 
 
-def build_engine(loaded: LoadedModel, config: EngineConfig) -> BuiltEngine:
-    """Build an engine.
+def build_engine(
+    loaded: LoadedModel, config: EngineConfig, world: World | None = None
+) -> BuiltEngine:
+    """Build an engine; where there are ranks, every one of them at the same time.
 
     Args:
-        loaded: the model.
+        loaded: the model, or this rank's share of it.
         config: resolved: no "auto", no 0 but `num_kv_blocks`.
+        world: this rank's place; None: there are no ranks.
 
     Raises:
         ConfigError: the model or the machine cannot honour the configuration.
     """
+    world = world or single_world()
     device = next(loaded.model.parameters()).device
-    num_blocks = _num_blocks(loaded, config, device)
+    # One schedule for all: the rank with the least room decides.
+    num_blocks = min(world.all.gather_objects(_num_blocks(loaded, config, device, world)))
     backend = _backend(config.attention_backend, device)
     # Interpreted kernels cost time, the vocabulary-wide ones far too much: only on request.
     interpreted = device.type == "cpu" and config.attention_backend != "triton"
     use_reference = interpreted or not can_run_triton(device)
     runner = ModelRunner(
-        model=loaded.model,
-        attention=loaded.attention,
+        loaded=loaded,
+        world=world,
         backend=backend,
         statistics_kernels=reference if use_reference else token_stats,
-        vocabulary_size=loaded.vocabulary_size,
         max_num_reqs=config.max_num_seqs,
         max_model_len=config.max_model_len,
         num_blocks=num_blocks,
@@ -72,6 +77,7 @@ def build_engine(loaded: LoadedModel, config: EngineConfig) -> BuiltEngine:
     )
     engine = Engine(
         runner=runner,
+        world=world,
         num_blocks=num_blocks,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -90,6 +96,8 @@ def build_engine(loaded: LoadedModel, config: EngineConfig) -> BuiltEngine:
             "device": str(device),
             "attention": backend.name,
             "linear": loaded.linear,
+            "weights": loaded.weights,
+            "transport": world.transport,
             "trace_replay": "reference" if use_reference else kernel_mode(device),
             "token_statistics": "reference" if use_reference else kernel_mode(device),
         },
@@ -118,13 +126,14 @@ def _backend(name: str, device: torch.device) -> AttentionBackend:
     raise ConfigError(f"attention_backend {name!r} is not one of eager, sdpa, triton")
 
 
-def _num_blocks(loaded: LoadedModel, config: EngineConfig, device: torch.device) -> int:
+def _num_blocks(
+    loaded: LoadedModel, config: EngineConfig, device: torch.device, world: World
+) -> int:
     """Enough blocks for every slot at full length, or as many as memory holds."""
     per_sequence = -(-config.max_model_len // config.block_size)
     dtype = next(loaded.model.parameters()).dtype
-    fitting = _memory_budget(config, device) // kv_block_bytes(
-        loaded.layers, config.block_size, dtype
-    )
+    block_bytes = kv_block_bytes(loaded.layers, config.block_size, dtype)
+    fitting = _memory_budget(config, device) // _num_sharing(world) // block_bytes
     if config.num_kv_blocks > fitting:
         raise ConfigError(
             f"num_kv_blocks = {config.num_kv_blocks} does not fit: the free memory holds {fitting}",
@@ -137,6 +146,11 @@ def _num_blocks(loaded: LoadedModel, config: EngineConfig, device: torch.device)
             hint="use shorter sequences or a smaller dtype, or free some memory",
         )
     return config.num_kv_blocks or min(config.max_num_seqs * per_sequence, fitting)
+
+
+def _num_sharing(world: World) -> int:
+    """Ranks that may live in the memory this rank sees: all, unless each has a GPU of its own."""
+    return 1 if world.transport == "nccl" else world.all.size
 
 
 def _memory_budget(config: EngineConfig, device: torch.device) -> int:

@@ -12,6 +12,7 @@ from trace_audit.engine.outputs import OutputBuffer
 from trace_audit.engine.request import Request, RequestOutput
 from trace_audit.engine.scheduler import Counters, Scheduler
 from trace_audit.errors import RequestError, RunFailedError
+from trace_audit.parallel.world import World
 
 _MAX_STEPS_AHEAD = 64
 
@@ -19,9 +20,13 @@ _MAX_STEPS_AHEAD = 64
 class Engine:
     """Decodes requests with continuous batching over a paged KV cache.
 
+    Where a run has several ranks, each has an engine: they are given the same requests, make the
+    same schedule, and need to tell each other nothing but the tokens.
+
     Args:
         runner: the model and all device state.
-        num_blocks: KV blocks.
+        world: this rank's place.
+        num_blocks: KV blocks, the same on every rank.
         max_num_seqs, max_num_batched_tokens, swap: see `Scheduler`.
     """
 
@@ -29,12 +34,14 @@ class Engine:
         self,
         *,
         runner: ModelRunner,
+        world: World,
         num_blocks: int,
         max_num_seqs: int,
         max_num_batched_tokens: int,
         swap: bool,
     ) -> None:
         self._runner = runner
+        self._world = world
         self._num_blocks = num_blocks
         self._scheduler = Scheduler(
             pool=BlockPool(num_blocks, runner.block_size),
@@ -53,7 +60,7 @@ class Engine:
     def run(
         self, requests: Sequence[Request], on_tokens: Callable[[int], None] | None = None
     ) -> list[RequestOutput]:
-        """Run requests to their end and drain the engine.
+        """Run requests to their end on every rank, and drain the engine. Rank 0 calls this.
 
         Args:
             requests: from `InputProcessor`, unique ids; they are scheduled in this order.
@@ -69,6 +76,23 @@ class Engine:
         if not requests:
             return []
         self._check(requests)
+        self._world.all.broadcast_object(list(requests), 0)
+        outputs = self._run(requests, on_tokens)
+        _check_replays(requests, outputs)
+        return outputs
+
+    def follow(self) -> None:
+        """Run what rank 0 runs until it closes its engine. Every other rank calls this."""
+        while (requests := self._world.all.broadcast_object(None, 0)) is not None:
+            self._run(requests, None)
+
+    def close(self) -> None:
+        """End the other ranks' `follow`. Rank 0 calls this."""
+        self._world.all.broadcast_object(None, 0)
+
+    def _run(
+        self, requests: Sequence[Request], on_tokens: Callable[[int], None] | None
+    ) -> list[RequestOutput]:
         for request in requests:
             self._scheduler.add(request)
         with torch.inference_mode():
@@ -76,15 +100,20 @@ class Engine:
                 committed = self.step()
                 if on_tokens is not None:
                     on_tokens(committed)
-            outputs = self._outputs.collect(list(requests))
-        _check_replays(requests, outputs)
-        return outputs
+            return self._collect(requests)
 
     def step(self) -> int:
         """One launch; returns the tokens it committed."""
         scheduled = self._scheduler.schedule()
         output = self._runner.execute(scheduled)
         return self._commit(output)
+
+    def _collect(self, requests: Sequence[Request]) -> list[RequestOutput]:
+        """The outputs, brought from the rank that samples to rank 0."""
+        outputs = self._outputs.collect(list(requests)) if self._world.samples else []
+        if self._world.sampling_rank != 0:
+            outputs = self._world.all.broadcast_object(outputs, self._world.sampling_rank)
+        return outputs
 
     def _commit(self, output: StepOutput) -> int:
         batch = output.batch

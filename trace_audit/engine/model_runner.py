@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from trace_audit.attention.base import AttentionBackend, KVCache, LayerSpec, PagedAttention
+from trace_audit.attention.base import AttentionBackend, KVCache, LayerSpec
 from trace_audit.engine.batch import Batch, build_batch
 from trace_audit.engine.request import Request
 from trace_audit.engine.request_state import RequestState
@@ -15,6 +15,8 @@ from trace_audit.engine.sampler import Sampler, SamplingInputs
 from trace_audit.engine.scheduler import ScheduledRequest
 from trace_audit.engine.token_statistics import StatisticsKernels, TokenStatistics
 from trace_audit.engine.trace_replay import ApplyTrace, TraceReplayState
+from trace_audit.models.loader import LoadedModel
+from trace_audit.parallel.world import World
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,23 +26,25 @@ class StepOutput:
     Attributes:
         batch: the launch.
         tokens: int64 [B], sampled or overwritten.
-        statistics: of all B rows.
+        statistics: of all B rows; None on a rank that does not sample.
     """
 
     batch: Batch
     tokens: torch.Tensor
-    statistics: TokenStatistics
+    statistics: TokenStatistics | None
 
 
 class ModelRunner:
-    """Runs launches of one model.
+    """Runs launches of one model, or of one rank's share of it.
+
+    Every rank runs the same launches. The one that samples holds the traces and the statistics,
+    and tells the others its tokens.
 
     Args:
-        model: a causal language model whose attention is `attention`.
-        attention: the paged attention the model was loaded with, probed.
+        loaded: the model, or this rank's share.
+        world: this rank's place.
         backend: attention backend.
         statistics_kernels: the two vocabulary passes.
-        vocabulary_size: width of the logits.
         max_num_reqs: request slots.
         max_model_len: longest sequence.
         num_blocks, block_size: the KV cache.
@@ -50,41 +54,46 @@ class ModelRunner:
     def __init__(
         self,
         *,
-        model: torch.nn.Module,
-        attention: PagedAttention,
+        loaded: LoadedModel,
+        world: World,
         backend: AttentionBackend,
         statistics_kernels: StatisticsKernels,
-        vocabulary_size: int,
         max_num_reqs: int,
         max_model_len: int,
         num_blocks: int,
         block_size: int,
         apply_trace: ApplyTrace | None,
     ) -> None:
-        parameter = next(model.parameters())
+        parameter = next(loaded.model.parameters())
         self.device = parameter.device
         self.block_size = block_size
-        self._model = model
-        self._attention = attention
+        self._loaded = loaded
+        self._world = world
         self.kv_cache = KVCache(
-            attention.layers,
+            loaded.layers,
             num_blocks=num_blocks,
             block_size=block_size,
             dtype=parameter.dtype,
             device=self.device,
         )
-        attention.bind(self.kv_cache, backend)
-        self.request_state = RequestState(max_num_reqs, max_model_len, self.device)
+        loaded.attention.bind(self.kv_cache, backend)
         self.trace_replay = (
-            None
-            if apply_trace is None
-            else TraceReplayState(max_num_reqs, self.device, apply_trace)
+            TraceReplayState(max_num_reqs, self.device, apply_trace)
+            if apply_trace is not None and world.samples
+            else None
         )
-        self._sampler = Sampler(
-            vocabulary_size=vocabulary_size,
-            device=self.device,
-            kernels=statistics_kernels,
-            trace_replay=self.trace_replay,
+        self.request_state = RequestState(
+            max_num_reqs, max_model_len, self.device, holds_traces=self.trace_replay is not None
+        )
+        self._sampler = (
+            Sampler(
+                vocabulary_size=loaded.vocabulary_size,
+                device=self.device,
+                kernels=statistics_kernels,
+                trace_replay=self.trace_replay,
+            )
+            if world.samples
+            else None
         )
         self._swapped: dict[str, list[torch.Tensor]] = {}
 
@@ -94,9 +103,15 @@ class ModelRunner:
         batch = build_batch(scheduled, block_size=self.block_size, device=self.device)
         logits = self._forward(batch)
         requests = [s.request for s in scheduled]
-        tokens, statistics = self._sampler(
-            logits, SamplingInputs.of(requests, self.device), batch.idx_mapping, self.request_state
-        )
+        tokens = torch.empty(len(requests), dtype=torch.long, device=self.device)
+        statistics = None
+        if self._sampler is not None:
+            assert logits is not None
+            inputs = SamplingInputs.of(requests, self.device)
+            tokens, statistics = self._sampler(
+                logits, inputs, batch.idx_mapping, self.request_state
+            )
+        tokens = self._world.all.broadcast(tokens, self._world.sampling_rank)
         rows = batch.committed_rows
         self.request_state.append_tokens(batch.idx_mapping.long()[rows], tokens[rows])
         return StepOutput(batch=batch, tokens=tokens, statistics=statistics)
@@ -127,18 +142,11 @@ class ModelRunner:
         if self.trace_replay is not None:
             self.trace_replay.apply_staged_writes()
 
-    def _forward(self, batch: Batch) -> torch.Tensor:
-        """Logits of each row's last token, [B, V]."""
-        self._attention.prepare(batch.attention)
+    def _forward(self, batch: Batch) -> torch.Tensor | None:
+        """Logits of each row's last token, [B, V]; None before the last pipeline stage."""
+        self._loaded.attention.prepare(batch.attention)
         input_ids = self.request_state.gather_input_ids(batch.token_slots, batch.positions)
-        output = self._model(
-            input_ids=input_ids[None],
-            position_ids=batch.positions[None],
-            use_cache=False,
-            logits_to_keep=batch.last_tokens,
-        )
-        logits: torch.Tensor = output.logits[0]
-        return logits
+        return self._loaded.forward(input_ids, batch.positions, batch.last_tokens)
 
 
 def kv_block_bytes(layers: Sequence[LayerSpec], block_size: int, dtype: torch.dtype) -> int:

@@ -37,7 +37,7 @@ class OutputBuffer:
     def add(self, output: StepOutput) -> None:
         """Keep the committed rows of a launch. Called before the tokens are committed."""
         batch = output.batch
-        if not batch.committed:
+        if not batch.committed or output.statistics is None:
             return
         for row in batch.committed:
             scheduled = batch.scheduled[row]

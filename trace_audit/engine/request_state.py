@@ -12,7 +12,14 @@ class RequestState:
     """Token rows and lengths of every request slot.
 
     Slots are handed out lowest first. A replayed request's row holds prompt, committed outputs
-    and the trace's unconsumed rest; only the overwrite kernel may read past `total_len`.
+    and, on the rank that samples, the trace's unconsumed rest; only the overwrite kernel may read
+    past `total_len`.
+
+    Args:
+        max_num_reqs: slots.
+        max_model_len: longest sequence.
+        device: of the rows.
+        holds_traces: whether this rank samples, so that rows hold traces.
 
     Attributes:
         all_token_ids: int32 [max_num_reqs, max_model_len].
@@ -21,7 +28,15 @@ class RequestState:
             device, so that a replay's step never depends on a host counter.
     """
 
-    def __init__(self, max_num_reqs: int, max_model_len: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        max_num_reqs: int,
+        max_model_len: int,
+        device: torch.device,
+        *,
+        holds_traces: bool = True,
+    ) -> None:
+        self._holds_traces = holds_traces
         self.all_token_ids = StagedWriteTensor(
             max_num_reqs, max_model_len, dtype=torch.int32, device=device
         )
@@ -35,7 +50,7 @@ class RequestState:
         slot = self._free_slots.pop()
         request.slot = slot
         num_outputs = len(request.output_token_ids)
-        unconsumed = [] if request.trace is None else request.trace[num_outputs:]
+        unconsumed = request.trace[num_outputs:] if request.trace and self._holds_traces else []
         row = [*request.prompt_token_ids, *request.output_token_ids, *unconsumed]
         self.all_token_ids.stage_write(slot, 0, row)
         self.prompt_len.np[slot] = request.prompt_len

@@ -10,13 +10,14 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from trace_audit.attention.base import AttentionBatch, KVCache, PagedAttention
+from trace_audit.attention.base import AttentionBatch, Forward, KVCache, PagedAttention
 from trace_audit.attention.eager import EagerAttention
 from trace_audit.errors import ModelError
-from trace_audit.models.loader import quiet_transformers
+from trace_audit.models.loader import causal_forward, quiet_transformers
 
 TOLERANCE = 1e-3
 """Largest accepted difference of float32 logprobs, nats: healthy models stay under 2e-5, a window
@@ -35,16 +36,11 @@ def check_architecture(config: PreTrainedConfig) -> float:
     Raises:
         ModelError: they disagree, or a tiny model of the class cannot be made.
     """
-    tiny = _shrunk(config.get_text_config())
+    tiny = shrunk(config.get_text_config())
     attention = PagedAttention()
     try:
-        with torch.random.fork_rng(devices=[]), quiet_transformers():
-            torch.manual_seed(0)
-            model = AutoModelForCausalLM.from_config(
-                tiny, dtype=torch.float32, attn_implementation=attention.name
-            ).eval()
-            _spread(model)
-        attention.probe(model, tiny.num_hidden_layers)
+        model = seeded_model(tiny, attention.name)
+        attention.probe(model, range(tiny.num_hidden_layers), causal_forward(model, has_head=True))
         worst = _compare(model, attention, int(tiny.vocab_size))
     finally:
         attention.close()
@@ -58,33 +54,56 @@ def check_architecture(config: PreTrainedConfig) -> float:
 
 
 def _compare(model: torch.nn.Module, attention: PagedAttention, vocabulary_size: int) -> float:
+    tokens = sample_tokens(vocabulary_size)
+    with torch.inference_mode():
+        ours = paged_logits(attention, causal_forward(model, has_head=True), tokens)
+        assert ours is not None
+        model.config._attn_implementation = "eager"  # type: ignore[union-attr]
+        theirs = model(input_ids=tokens[None], use_cache=False).logits[0]
+    return largest_difference(ours, theirs)
+
+
+def sample_tokens(vocabulary_size: int) -> torch.Tensor:
+    """Seeded ids of a short sequence, int64 [T]."""
     generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(vocabulary_size, (1, _NUM_TOKENS), generator=generator)
-    positions = torch.arange(_NUM_TOKENS)[None]
-    num_blocks = -(-_NUM_TOKENS // _BLOCK_SIZE)
+    return torch.randint(vocabulary_size, (_NUM_TOKENS,), generator=generator)
+
+
+def paged_logits(
+    attention: PagedAttention, forward: Forward, tokens: torch.Tensor
+) -> torch.Tensor | None:
+    """Logits [T, V] of a sequence fed in chunks through the paged cache; None without a head.
+
+    Args:
+        attention: of the model, probed.
+        forward: of the model.
+        tokens: int64 [T].
+    """
     cache = KVCache(
         attention.layers,
-        num_blocks=num_blocks,
+        num_blocks=-(-len(tokens) // _BLOCK_SIZE),
         block_size=_BLOCK_SIZE,
         dtype=torch.float32,
         device=torch.device("cpu"),
     )
     attention.bind(cache, EagerAttention())
-    ours = []
-    with torch.inference_mode():
-        for start in range(0, _NUM_TOKENS, _CHUNK):
-            part = slice(start, min(start + _CHUNK, _NUM_TOKENS))
-            attention.prepare(_chunk_batch(part))
-            ours.append(_logits(model, tokens[:, part], positions[:, part]))
-        model.config._attn_implementation = "eager"  # type: ignore[union-attr]
-        theirs = _logits(model, tokens, positions)
-    difference = torch.log_softmax(torch.cat(ours), -1) - torch.log_softmax(theirs, -1)
+    chunks = []
+    for start in range(0, len(tokens), _CHUNK):
+        part = slice(start, min(start + _CHUNK, len(tokens)))
+        attention.prepare(_chunk_batch(part))
+        positions = torch.arange(part.start, part.stop)
+        chunks.append(forward(tokens[part], positions, positions - part.start))
+    logits = [chunk for chunk in chunks if chunk is not None]
+    return torch.cat(logits) if logits else None
+
+
+def largest_difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """Of the log-softmax of two logits [T, V], nats."""
+    difference = torch.log_softmax(ours.float(), -1) - torch.log_softmax(theirs.float(), -1)
     return float(difference.abs().max())
 
 
 def _chunk_batch(part: slice) -> AttentionBatch:
-    import numpy as np
-
     table = np.arange(-(-part.stop // _BLOCK_SIZE), dtype=np.int32)[None]
     return AttentionBatch(
         query_lens=np.array([part.stop - part.start]),
@@ -96,11 +115,15 @@ def _chunk_batch(part: slice) -> AttentionBatch:
     )
 
 
-def _logits(model: torch.nn.Module, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    out: torch.Tensor = (
-        model(input_ids=tokens, position_ids=positions, use_cache=False).logits[0].float()
-    )
-    return out
+def seeded_model(tiny: PreTrainedConfig, attention: str) -> torch.nn.Module:
+    """A float32 model of a config, the same on every call; the global generator is left alone."""
+    with torch.random.fork_rng(devices=[]), quiet_transformers():
+        torch.manual_seed(0)
+        model: torch.nn.Module = AutoModelForCausalLM.from_config(
+            tiny, dtype=torch.float32, attn_implementation=attention
+        ).eval()
+        _spread(model)
+    return model
 
 
 def _spread(model: torch.nn.Module) -> None:
@@ -111,8 +134,13 @@ def _spread(model: torch.nn.Module) -> None:
                 parameter.normal_(std=1.0 / parameter.shape[-1] ** 0.5)
 
 
-def _shrunk(config: PreTrainedConfig) -> Any:
-    """The config with small sizes, a small window and every layer type it has."""
+def shrunk(config: PreTrainedConfig, num_kv_heads: int = 1) -> Any:
+    """The config with small sizes, a small window and every layer type it has.
+
+    Args:
+        config: a text config.
+        num_kv_heads: at least so many; query heads keep their ratio to them.
+    """
     tiny = copy.deepcopy(config)
     layer_types = getattr(config, "layer_types", None)
     num_layers = min(config.num_hidden_layers, _MAX_LAYERS)
@@ -126,6 +154,7 @@ def _shrunk(config: PreTrainedConfig) -> Any:
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     ratio = max(1, config.num_attention_heads // kv_heads)
     heads = 4 if ratio in (1, 2, 4) else ratio
+    heads = max(heads, num_kv_heads * ratio)
     sizes = {
         "hidden_size": heads * head_dim,
         "intermediate_size": 64,

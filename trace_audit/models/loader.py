@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
-from trace_audit.attention.base import LayerSpec, PagedAttention
+from trace_audit.attention.base import Forward, LayerSpec, PagedAttention
 from trace_audit.errors import ConfigError, ModelError
 from trace_audit.models.packed_linear import can_pack, pack_linears
 
@@ -31,6 +31,8 @@ class LoadedModel:
         vocabulary_size: width of the logits.
         eos_token_ids: from the generation config, else the config.
         linear: what the linear layers run as: "torch" or "onednn-packed".
+        forward: runs a flat batch through the layers that this rank has.
+        weights: how they were read: "whole" or "sliced".
     """
 
     model: torch.nn.Module
@@ -38,6 +40,8 @@ class LoadedModel:
     vocabulary_size: int
     eos_token_ids: frozenset[int]
     linear: str
+    forward: Forward
+    weights: str
 
     @property
     def layers(self) -> list[LayerSpec]:
@@ -115,15 +119,16 @@ def load_model(
         ModelError: see `read_config`; no safetensors, or weights that do not match the config.
     """
     config = read_config(directory)
-    _check_weights_present(directory)
+    check_weights_present(directory)
     attention = PagedAttention()
     try:
-        model = _from_pretrained(directory, config, dtype, attention.name)
+        model = from_pretrained(directory, config, dtype, attention.name)
         model = model.to(device).eval()
         head_dtype_applied(model, lm_head_dtype)
         vocabulary_size = int(model.get_output_embeddings().weight.shape[0])
-        packed = can_pack(device, dtype) and pack_linears(model) > 0
-        attention.probe(model, _num_layers(config))
+        linear = linears_applied(model, device, dtype)
+        forward = causal_forward(model, has_head=True)
+        attention.probe(model, range(num_layers(config)), forward)
     except BaseException:
         attention.close()
         raise
@@ -131,9 +136,37 @@ def load_model(
         model=model,
         attention=attention,
         vocabulary_size=vocabulary_size,
-        eos_token_ids=_eos_token_ids(directory, config.get_text_config()),
-        linear="onednn-packed" if packed else "torch",
+        eos_token_ids=eos_token_ids(directory, config.get_text_config()),
+        linear=linear,
+        forward=forward,
+        weights="whole",
     )
+
+
+def causal_forward(model: Any, *, has_head: bool) -> Forward:
+    """The forward of a causal language model, or of its decoder where the head is elsewhere."""
+
+    def forward(
+        input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor
+    ) -> torch.Tensor | None:
+        inputs = {
+            "input_ids": input_ids[None],
+            "position_ids": positions[None],
+            "use_cache": False,
+        }
+        if not has_head:
+            model.get_decoder()(**inputs)
+            return None
+        logits: torch.Tensor = model(**inputs, logits_to_keep=rows).logits[0]
+        return logits
+
+    return forward
+
+
+def linears_applied(model: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> str:
+    """Pack the linear layers where oneDNN would run them; returns what they run as."""
+    packed = can_pack(device, dtype) and pack_linears(model) > 0
+    return "onednn-packed" if packed else "torch"
 
 
 def head_dtype_applied(model: torch.nn.Module, dtype: torch.dtype) -> None:
@@ -159,9 +192,14 @@ class _CastingHead(torch.nn.Module):
         return torch.nn.functional.linear(hidden.to(self.weight.dtype), self.weight, self.bias)
 
 
-def _from_pretrained(
+def from_pretrained(
     directory: Path, config: PreTrainedConfig, dtype: torch.dtype, attention: str
 ) -> Any:
+    """The whole model as transformers loads it, on the host.
+
+    Raises:
+        ModelError: the weights are damaged, or are not those of the config.
+    """
     with quiet_transformers():
         try:
             model, info = AutoModelForCausalLM.from_pretrained(
@@ -204,7 +242,12 @@ def _check_loading_info(directory: Path, info: dict[str, Any]) -> None:
             )
 
 
-def _check_weights_present(directory: Path) -> None:
+def check_weights_present(directory: Path) -> None:
+    """Refuse a directory without safetensors.
+
+    Raises:
+        ModelError: there are none, or only pickled weights.
+    """
     if any(directory.glob("*.safetensors")):
         return
     pickled = [p.name for pattern in _PICKLED for p in directory.glob(pattern)]
@@ -226,11 +269,13 @@ def _check_layer_types(config: PreTrainedConfig) -> None:
         )
 
 
-def _num_layers(config: PreTrainedConfig) -> int:
+def num_layers(config: PreTrainedConfig) -> int:
+    """Decoder layers of the whole model."""
     return int(config.get_text_config().num_hidden_layers)
 
 
-def _eos_token_ids(directory: Path, config: PreTrainedConfig) -> frozenset[int]:
+def eos_token_ids(directory: Path, config: PreTrainedConfig) -> frozenset[int]:
+    """Ids that end a sequence: the generation config's, else the config's."""
     eos = getattr(config, "eos_token_id", None)
     if (directory / "generation_config.json").is_file():
         generation = GenerationConfig.from_pretrained(directory, local_files_only=True)

@@ -30,8 +30,10 @@ def render_pair_json(summary: ReportSummary, pair: PairSummary) -> str:
 
 
 def _plain(value: object) -> Any:
+    if isinstance(value, PairSummary):
+        return {**_fields(value), "fault": value.fault}
     if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        return _fields(value)
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list | set | frozenset):
@@ -39,3 +41,7 @@ def _plain(value: object) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
     return value
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}

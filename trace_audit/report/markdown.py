@@ -45,13 +45,15 @@ def _report(summary: ReportSummary) -> Iterable[str]:
 def _grid(summary: ReportSummary) -> Iterable[str]:
     rows = []
     for pair in summary.pairs:
-        name = plain(pair.candidate.name)
-        if pair.bitwise:
-            rows.append([escape_markdown(name), "BITWISE", *[""] * 4])
+        name = escape_markdown(plain(pair.candidate.name))
+        if pair.fault:
+            name += " **FAULT**"
+        elif pair.bitwise:
+            rows.append([name, "BITWISE", *[""] * 4])
             continue
         names = ("abs.mean", "abs.max", "kl.mean", "flip.all", "rows.unequal")
         values = [_fixed(metric_value(pair.metric(metric))) for metric in names]
-        rows.append([escape_markdown(name), *values])
+        rows.append([name, *values])
     headers = ["candidate", "mean |delta|", "max", "KL", "flips", "unequal rows"]
     yield from _table([_fixed(header) for header in headers], rows)
     yield ""

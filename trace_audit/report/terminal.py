@@ -91,7 +91,7 @@ def _report(summary: ReportSummary, width: int) -> Iterable[RenderableType]:
 
 
 def _pair(pair: PairSummary, width: int) -> Iterable[RenderableType]:
-    yield Text(view.headline(pair), style="bold green" if pair.bitwise else "bold")
+    yield _headline(pair)
     yield from _warnings(pair)
     yield ""
     yield _identity(pair)
@@ -118,7 +118,7 @@ def _pair(pair: PairSummary, width: int) -> Iterable[RenderableType]:
 
 
 def _short_pair(pair: PairSummary, width: int) -> Iterable[RenderableType]:
-    yield Text(view.headline(pair), style="bold green" if pair.bitwise else "bold")
+    yield _headline(pair)
     yield from _warnings(pair)
     for difference in pair.config_differences:
         values = f"{plain(difference.baseline)} → {plain(difference.candidate)}"
@@ -128,6 +128,11 @@ def _short_pair(pair: PairSummary, width: int) -> Iterable[RenderableType]:
     yield from (_indented(block) for block in _positions(pair))
     if pair.worst:
         yield _indented(worst_table(pair.worst[:_TOKENS_SHOWN_OF_MANY], width=width - 2))
+
+
+def _headline(pair: PairSummary) -> Text:
+    color = "red" if pair.fault else ("green" if pair.bitwise else "")
+    return Text(view.headline(pair), style=f"bold {color}".strip())
 
 
 def _warnings(pair: PairSummary) -> Iterable[RenderableType]:
@@ -206,9 +211,11 @@ def _grid(summary: ReportSummary) -> Table:
 
 def _grid_row(pair: PairSummary) -> list[Text]:
     name = Text(plain(pair.candidate.name))
+    if pair.fault:
+        name.append(" FAULT", style="bold red")
     seconds = pair.candidate.engine_seconds
     cost = Text("-" if seconds is None else number(seconds))
-    if pair.bitwise:
+    if pair.bitwise and not pair.fault:
         return [name, Text("BITWISE", style="green"), *(Text("") for _ in range(5)), cost]
     values = [metric_value(pair.metric(name)) for name in ("abs.mean", "abs.max", "kl.mean")]
     flips = pair.flips

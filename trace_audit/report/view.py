@@ -19,6 +19,7 @@ from trace_audit.diff.summary import (
     TokenDiff,
     TraceIdentity,
 )
+from trace_audit.report.fault import equality_words, expectation_lines, fault_words
 from trace_audit.report.format import (
     count,
     fingerprint,
@@ -76,8 +77,10 @@ def trace_line(trace: TraceIdentity) -> str:
 def headline(pair: PairSummary) -> str:
     """The result in one sentence."""
     names = f"{plain(pair.candidate.name)} against {plain(pair.baseline.name)}"
+    if pair.fault:
+        return f"FAULT  {names}: {fault_words(pair)}."
     if pair.bitwise:
-        return f"BITWISE  {names}: all {plural(pair.tokens, 'row')} are bit-equal."
+        return f"BITWISE  {names}: all {plural(pair.tokens, 'row')} are {equality_words(pair)}."
     parts = [
         plural(pair.tokens, "token"),
         f"mean |delta| {metric_value(pair.metric('abs.mean'))} nats",
@@ -93,7 +96,7 @@ def headline(pair: PairSummary) -> str:
 
 def warning_lines(pair: PairSummary) -> list[str]:
     """Everything a reader must know first, as sentences."""
-    lines = []
+    lines = expectation_lines(pair)
     if pair.non_finite:
         where = place(pair.first_non_finite)
         lines.append(

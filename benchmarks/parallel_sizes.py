@@ -1,0 +1,150 @@
+"""What tensor parallelism does to the numbers: replays of one trace by size and order of the sum.
+
+Without --model it makes one of random weights in the named shape, whose logits have a standard
+deviation of 4: about 4 nats of entropy over 152k ids. Prints a Markdown table against the
+unsplit run of the same dtype.
+
+    python benchmarks/parallel_sizes.py --shape qwen3-0.6b --directory /tmp/sizes
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+SHAPES = {
+    "qwen3-0.6b": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
+                   "num_attention_heads": 16},
+    "qwen3-4b": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36,
+                 "num_attention_heads": 32},
+}  # fmt: skip
+LOGIT_STD = 4.0
+
+
+def main() -> None:
+    """Record once, replay under every size and order, print the table."""
+    options = parse()
+    directory: Path = options.directory
+    directory.mkdir(parents=True, exist_ok=True)
+    model = options.model or str(make_model(options.shape, directory / options.shape))
+    audit = directory / "audit"
+    if not audit.exists():
+        prompts = options.prompts or make_prompts(directory / "prompts.jsonl", options.sequences)
+        command("record", model, "--prompts", prompts, "-o", audit, "--ignore-eos",
+                "--max-tokens", options.max_tokens)  # fmt: skip
+    base = ["--config", options.config, "--set", "num_threads=1"]
+    command("replay", audit, *base, "--name", "tp1", "--force")
+    runs = list(wanted(options))
+    for name, keys in runs:
+        sets = [part for key in keys for part in ("--set", key)]
+        command("replay", audit, *base, *sets, "--name", name, "--force")
+    print_table(audit, [name for name, _ in runs])
+
+
+def wanted(options: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
+    """Name and keys of every split run."""
+    for size in options.sizes:
+        keys = [f"tensor_parallel_size={size}", f"parallel.backend={options.backend}"]
+        if options.backend == "process":
+            yield f"tp{size}-process", keys
+            continue
+        # With two ranks there is one order.
+        for order in ("rank_order", "ring", "tree")[: 1 if size == 2 else 3]:
+            yield f"tp{size}-{order}", [*keys, f"reduction={order}"]
+        if size > 2:
+            yield f"tp{size}-float32-sum", [*keys, "reduction_dtype=float32"]
+
+
+def print_table(audit: Path, names: list[str]) -> None:
+    """Each run against the unsplit one, which itself is set against the record."""
+    print("| run | against | mean \\|delta\\| | max | KL | flips | ms a step |")
+    print("|---|---|---|---|---|---|---|")
+    for baseline, name in [("record", "tp1"), *(("tp1", name) for name in names)]:
+        report = json.loads(
+            command("diff", "report", audit, "--baseline", baseline, "--candidate", name,
+                    "--format", "json", "--no-save")
+        )  # fmt: skip
+        (pair,) = report["pairs"]
+        metrics = {m["name"]: m for m in pair["metrics"]}
+        info = json.loads((audit / "runs" / name / "run.json").read_text())
+        step = 1000 * info["timing"]["engine_seconds"] / info["counters"]["steps"]
+        cells = [shown(metrics.get(m)) for m in ("abs.mean", "abs.max", "kl.mean")]
+        print(f"| {name} | {baseline} | {' | '.join(cells)} | {pair['flips']['flips']} of "
+              f"{pair['tokens']} | {step:.1f} |")  # fmt: skip
+
+
+def shown(metric: dict[str, object] | None) -> str:
+    """A value with its interval; bit-equal runs have no metrics."""
+    if metric is None or not isinstance(metric["value"], float):
+        return "0"
+    text = f"{metric['value']:.3g}"
+    interval = metric["interval"]
+    if isinstance(interval, dict):
+        text += f" ({interval['low']:.3g} to {interval['high']:.3g})"
+    return text
+
+
+def make_model(shape: str, directory: Path) -> Path:
+    """A checkpoint of random bfloat16 weights; made once."""
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen3Config
+
+    if (directory / "config.json").exists():
+        return directory
+    config = Qwen3Config(**SHAPES[shape], num_key_value_heads=8, head_dim=128, vocab_size=151936,
+                         max_position_embeddings=40960, tie_word_embeddings=False)  # fmt: skip
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=parameter.shape[-1] ** -0.5)
+        model.get_output_embeddings().weight.mul_(LOGIT_STD)
+    model.save_pretrained(directory)
+    return directory
+
+
+def make_prompts(path: Path, count: int) -> Path:
+    """Seeded token ids, 48 to 79 a prompt."""
+    import random
+
+    draw = random.Random(0)
+    prompts = [[draw.randrange(151936) for _ in range(48 + i % 32)] for i in range(count)]
+    path.write_text("".join(json.dumps({"prompt_token_ids": ids}) + "\n" for ids in prompts))
+    return path
+
+
+def command(*arguments: object) -> str:
+    """Run trace-audit; its messages pass through, its output comes back."""
+    done = subprocess.run(
+        [sys.executable, "-m", "trace_audit", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--directory", type=Path, required=True, help="where everything goes")
+    parser.add_argument("--model", help="a model directory or demo, instead of random weights")
+    parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
+    parser.add_argument("--prompts", type=Path, help="instead of random token ids")
+    parser.add_argument("--config", type=Path, default=Path("configs/bf16-eager.toml"))
+    parser.add_argument("--backend", choices=("emulated", "process"), default="emulated")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--sequences", type=int, default=32)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

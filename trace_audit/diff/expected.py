@@ -1,0 +1,201 @@
+"""Which pairs of runs must be bit-equal, and whether they are.
+
+Some keys of a configuration say where or when something is computed, not what. Two runs that
+differ in nothing else must store the same bits; if they do not, something is broken, and no size of
+the difference makes it drift.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trace_audit.diff.align import AlignedPair
+from trace_audit.diff.identity import BEFORE_THE_KEY, resolved_differences, run_identity
+from trace_audit.diff.runs import Expectation, RunIdentity
+from trace_audit.diff.structure import first_place
+
+BoolArray = NDArray[np.bool_]
+
+_NAMED_ORDERS = ("rank_order", "ring", "tree")
+# What a row says of its launch rather than of its logits.
+_LAUNCH_COLUMNS = ("launch", "phase")
+# Parts of a run that compute numbers, by their names in run.json.
+_NUMERIC_BACKENDS = ("attention", "linear", "token_statistics", "trace_replay")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """A run's identity and the rest of its run.json."""
+
+    identity: RunIdentity
+    info: Mapping[str, Any]
+
+    def value(self, key: str) -> object:
+        """A resolved configuration value."""
+        return self.identity.resolved.get(key, BEFORE_THE_KEY.get(key))
+
+    @property
+    def squeezed(self) -> bool:
+        """Whether preemption changed its batches; true where run.json does not count it."""
+        preemptions = (self.info.get("counters") or {}).get("preemptions")
+        if preemptions == 0:
+            return False
+        # With launches of a fixed shape a preempted neighbour is an empty row, and swapped blocks
+        # come back with the bits they left with.
+        fixed = self.value("engine.fixed_batch") is True
+        swapped = self.value("engine.preemption") == "swap"
+        return preemptions is None or not (fixed and swapped)
+
+
+_Rule = Callable[[_Run, _Run], str | None]
+
+
+def expectation(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> Expectation | None:
+    """Why two runs must be bit-equal, told without their rows; None where a bit may change.
+
+    Args:
+        baseline: The baseline's run.json.
+        candidate: The candidate's run.json.
+    """
+    a, b = (_Run(identity=run_identity("", info), info=info) for info in (baseline, candidate))
+    if not _same_origin(a, b) or not _same_schedule(a, b):
+        return None
+    keys = resolved_differences(a.identity, b.identity)
+    reasons = [_RULES[key.key](a, b) if key.key in _RULES else None for key in keys]
+    if None in reasons:
+        return None
+    distinct = dict.fromkeys(reason for reason in reasons if reason is not None)
+    return Expectation(keys=keys, reason="; ".join(distinct) or "the configuration is the same")
+
+
+def checked(expected: Expectation | None, pair: AlignedPair) -> Expectation | None:
+    """The expectation with what the rows say: void where launches differ, else the rows that do."""
+    if expected is None:
+        return None
+    differing = _differing(pair)
+    moved = _any_of(pair, [differing.pop(name) for name in _LAUNCH_COLUMNS if name in differing])
+    rows = int(_any_of(pair, list(differing.values())).sum())
+    columns = tuple(name for name, different in differing.items() if different.any())
+    void = _moved(pair, moved) if moved.any() else None
+    return replace(expected, void=void, differing_rows=rows, differing_columns=columns)
+
+
+def _same_origin(a: _Run, b: _Run) -> bool:
+    """Same weights, same machine and libraries, same parts; what is unknown is not the same."""
+    for name in ("model_fingerprint", "environment_fingerprint", "resolved"):
+        values = [getattr(run.identity, name) for run in (a, b)]
+        if not all(values) or (name != "resolved" and values[0] != values[1]):
+            return False
+    sides = (a.identity.backends, b.identity.backends)
+    shared = sides[0].keys() & sides[1].keys() & set(_NUMERIC_BACKENDS)
+    return all(sides[0][part] == sides[1][part] for part in shared)
+
+
+def _same_schedule(a: _Run, b: _Run) -> bool:
+    """Same sequences in the same order, and room for them that was not felt."""
+    if a.identity.subset != b.identity.subset:
+        return False
+    if any(run.info.get("repeat_kind", "rerun") not in (None, "rerun") for run in (a, b)):
+        return False
+    # The cache is fitted to the memory that was free, which the configuration does not say.
+    blocks = [run.info.get("num_kv_blocks") for run in (a, b)]
+    return blocks[0] == blocks[1] or not (a.squeezed or b.squeezed)
+
+
+def _pipeline(a: _Run, b: _Run) -> str | None:
+    size = _tensor_parallel(a, b)
+    native = "native" in (a.value("parallel.reduction"), b.value("parallel.reduction"))
+    # NCCL may order the sums of three or more by how their devices are connected, and the devices
+    # of a second stage are others.
+    if native and a.value("engine.device") == "cuda" and (size is None or size > 2):
+        return None
+    return "pipeline stages hand states on and add nothing up"
+
+
+def _sums(a: _Run, b: _Run) -> str | None:
+    """Whether the ranks' partial sums are added up alike."""
+    size = _tensor_parallel(a, b)
+    if size is None:
+        return None
+    if size == 1:
+        return "one tensor-parallel rank adds nothing up"
+    if size == 2:
+        # a + b has one order, and addition commutes. Its float32 sum, rounded once to the model's
+        # dtype, is the model-dtype sum: rounding twice is harmless where the wider format has at
+        # least 2 p + 2 bits of precision (Figueroa, "When is double rounding innocuous?", 1995).
+        # float32 has 24; bfloat16 (p = 8) needs 18, float16 (p = 11) needs 24. Overflow agrees:
+        # float16 sums fit into float32, and bfloat16 has float32's range.
+        return "of two ranks a + b has one order and one rounding"
+    orders = [
+        (run.value("parallel.reduction"), run.value("parallel.reduction_dtype")) for run in (a, b)
+    ]
+    if orders[0] == orders[1] and orders[0][0] in _NAMED_ORDERS:
+        return f"both add up in the order {orders[0][0]}"
+    return None
+
+
+def _room(a: _Run, b: _Run) -> str | None:
+    return None if a.squeezed or b.squeezed else "preemption changed no batch"
+
+
+def _no_numerics(a: _Run, b: _Run) -> str | None:
+    return "room and waiting are no numerics"
+
+
+def _tensor_parallel(a: _Run, b: _Run) -> int | None:
+    """The tensor-parallel size that both have, None where they differ."""
+    sizes = [run.value("parallel.tensor_parallel_size") for run in (a, b)]
+    return sizes[0] if isinstance(sizes[0], int) and sizes[0] == sizes[1] else None
+
+
+# Keys that cannot change a bit, each with what it depends on. `name` and `engine.max_model_len`
+# are no difference to begin with.
+_RULES: Mapping[str, _Rule] = {
+    "parallel.pipeline_parallel_size": _pipeline,
+    "parallel.backend": _sums,
+    "parallel.reduction": _sums,
+    "parallel.reduction_dtype": _sums,
+    "parallel.timeout_seconds": _no_numerics,
+    "engine.gpu_memory_utilization": _no_numerics,
+    "engine.num_kv_blocks": _room,
+    "engine.preemption": _room,
+}
+
+
+def _differing(pair: AlignedPair) -> dict[str, BoolArray]:
+    """Rows that differ, bool [N], by the column of `RunColumns` that both runs have."""
+    found: dict[str, BoolArray] = {}
+    for field in fields(pair.baseline):
+        a, b = getattr(pair.baseline, field.name), getattr(pair.candidate, field.name)
+        if a is None or b is None:
+            continue
+        if a.shape != b.shape:
+            found[field.name] = np.ones(len(pair), dtype=np.bool_)
+            continue
+        different = a != b
+        if a.dtype.kind == "f":
+            different &= ~(np.isnan(a) & np.isnan(b))
+        found[field.name] = different.reshape(len(pair), -1).any(axis=1)
+    return found
+
+
+def _any_of(pair: AlignedPair, rows: list[BoolArray]) -> BoolArray:
+    """Rows that are marked in some of the arrays: bool [N]."""
+    marked = np.zeros(len(pair), dtype=np.bool_)
+    for some in rows:
+        marked |= some
+    return marked
+
+
+def _moved(pair: AlignedPair, moved: BoolArray) -> str:
+    where = first_place(pair, moved)
+    assert where is not None
+    return (
+        f"{int(moved.sum()):,} of {len(pair):,} rows come from launches of another shape, the "
+        f"first at position {where.position} (sequence {where.sequence_id}, step {where.step})"
+    )

@@ -1,0 +1,1 @@
+"""Ranks: how they talk, how a model is split among them."""

@@ -1,0 +1,153 @@
+"""A run's engine, whatever ranks it has: one, several processes, or several that take turns."""
+
+from __future__ import annotations
+
+import pickle
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+from trace_audit.config import RunConfig
+from trace_audit.engine.build import BuiltEngine, build_engine
+from trace_audit.jobs import Rendezvous
+from trace_audit.models.loader import LoadedModel, load_model, torch_dtype
+from trace_audit.models.split import load_split_model
+from trace_audit.parallel.lockstep import Lockstep
+from trace_audit.parallel.rendezvous import open_store
+from trace_audit.parallel.world import World, lockstep_world, process_world, single_world
+from trace_audit.run_setup import apply_process_settings, use_device
+
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankReport:
+    """What a rank took.
+
+    Attributes:
+        rank: its number.
+        peak_host_bytes: the most memory of its process; emulated ranks share one.
+        peak_device_bytes: the most memory of its GPU that it had allocated, 0 on a CPU.
+    """
+
+    rank: int
+    peak_host_bytes: int
+    peak_device_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenEngine:
+    """Rank 0's engine, with the others ready to follow it.
+
+    Attributes:
+        loaded: the model, or rank 0's share of it.
+        built: the engine.
+        world: rank 0's place.
+        load_seconds: time to load and build.
+    """
+
+    loaded: LoadedModel
+    built: BuiltEngine
+    world: World
+    load_seconds: float
+
+    def finish(self) -> dict[str, Any]:
+        """Let the other ranks end; what run.json says of all of them."""
+        self.built.engine.close()
+        reports = self.world.all.gather_objects(_report(self.world))
+        return {
+            "world_size": self.world.all.size,
+            "transport": self.world.transport,
+            "reports": [asdict(report) for report in reports],
+        }
+
+
+@contextmanager
+def open_engine(
+    config: RunConfig, directory: Path, rendezvous: Rendezvous | None
+) -> Iterator[OpenEngine]:
+    """Load the model and build the engine on every rank; the caller is rank 0.
+
+    Args:
+        config: resolved.
+        directory: of the model, on every rank's machine.
+        rendezvous: how the ranks met, where they are processes.
+
+    Raises:
+        ModelError, ConfigError: the model or a machine cannot honour the configuration.
+    """
+    if config.parallel.backend == "process":
+        assert rendezvous is not None
+        _assignments(rendezvous).set("assignment", pickle.dumps((config, directory)))
+        yield _open(config, directory, process_world(config.parallel, _device(config)))
+    elif config.parallel.backend == "emulated":
+        with Lockstep(config.parallel.world_size) as lockstep:
+            worlds = [
+                lockstep_world(config.parallel, lockstep, rank) for rank in range(lockstep.size)
+            ]
+            lockstep.start(lambda rank: _follow(config, directory, worlds[rank]))
+            yield _open(config, directory, worlds[0])
+    else:
+        yield _open(config, directory, single_world())
+
+
+def serve_rank(rendezvous: Rendezvous) -> dict[str, Any]:
+    """Be a rank other than 0: wait to be told the configuration, then follow rank 0's engine."""
+    store = _assignments(rendezvous)
+    # Rank 0 may hash and render for long; the process that started it knows if it died.
+    while not store.check(["assignment"]):
+        time.sleep(_POLL_SECONDS)
+    config, directory = pickle.loads(store.get("assignment"))
+    use_device(config, rendezvous)
+    apply_process_settings(config)
+    _follow(config, directory, process_world(config.parallel, _device(config)))
+    return {}
+
+
+def _follow(config: RunConfig, directory: Path, world: World) -> None:
+    engine = _open(config, directory, world).built.engine
+    engine.follow()
+    world.all.gather_objects(_report(world))
+
+
+def _open(config: RunConfig, directory: Path, world: World) -> OpenEngine:
+    started = time.perf_counter()
+    load = partial(load_split_model, world=world) if world.is_split else load_model
+    loaded = load(
+        directory,
+        dtype=torch_dtype(config.engine.dtype),
+        device=_device(config),
+        lm_head_dtype=torch_dtype(config.engine.lm_head_dtype),
+    )
+    built = build_engine(loaded, config.engine, world)
+    seconds = time.perf_counter() - started
+    return OpenEngine(loaded=loaded, built=built, world=world, load_seconds=seconds)
+
+
+def _device(config: RunConfig) -> torch.device:
+    if config.engine.device == "cuda":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _assignments(rendezvous: Rendezvous) -> Any:
+    return PrefixStore("assignment", open_store(rendezvous))
+
+
+def _report(world: World) -> RankReport:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return RankReport(
+        rank=world.all.rank,
+        peak_host_bytes=peak if sys.platform == "darwin" else peak * 1024,
+        peak_device_bytes=torch.cuda.max_memory_allocated() if on_gpu else 0,
+    )
