@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from trace_audit.errors import (
     TraceAuditError,
 )
 from trace_audit.jobs import Event, Message, Progress, RecordJob, Stage
-from trace_audit.runner import ServerTarget, Target, processes, run_job
+from trace_audit.runner import ServerTarget, Target, processes, run_job, supervision
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="waits on process descriptors")
 
@@ -140,28 +141,25 @@ def test_two_worlds_at_once_do_not_meet() -> None:
 @pytest.mark.parametrize(
     ("serve", "expected", "message"),
     [
-        (rank_targets.serve_and_refuse, InvalidComparisonError, "rank 1 of 3: these do not comp"),
-        (rank_targets.serve_and_break, RunFailedError, "rank 1 of 3: .*ZeroDivisionError: first"),
-        (rank_targets.serve_and_die, RunFailedError, "rank 1 of 3: .*killed by SIGKILL"),
-        (rank_targets.serve_and_leave, RunFailedError, "rank 1 of 3: .*exit code 0 and no result"),
+        (rank_targets.serve_and_break, RunFailedError, "rank 1 of 2: .*ZeroDivisionError: first"),
+        (rank_targets.serve_and_leave, RunFailedError, "rank 1 of 2: .*exit code 0 and no result"),
+        (rank_targets.serve_and_refuse, InvalidComparisonError, "rank 1 of 2: these do not comp"),
+        (rank_targets.serve_and_die, RunFailedError, "rank 1 of 2: .*killed by SIGKILL"),
     ],
 )
 def test_the_rank_that_fails_is_named_and_all_end(
     serve: ServerTarget, expected: type[TraceAuditError], message: str
 ) -> None:
-    run = Run(world_job(3), rank_targets.lead_and_wait, serve)
-    with pytest.raises(expected, match=message) as caught:
-        run.result()
-    assert "\n" not in caught.value.message
+    run = Run(world_job(2), rank_targets.lead_and_wait, serve)
+    error = run.error()
+    assert type(error) is expected
+    assert re.match(message, error.message)
+    assert "\n" not in error.message
     assert run.seconds < 60
-    run.assert_nothing_is_left(3)
-
-
-def test_a_ranks_error_keeps_hint_and_traceback() -> None:
-    error = Run(world_job(), rank_targets.lead_and_wait, rank_targets.serve_and_refuse).error()
-    assert error.hint == "take others"
-    assert error.exit_code == 4
-    assert "in serve_and_refuse" in "".join(error.__notes__)
+    run.assert_nothing_is_left(2)
+    if serve is rank_targets.serve_and_refuse:
+        assert error.hint == "take others"
+        assert "in serve_and_refuse" in "".join(error.__notes__)
 
 
 def test_rank_0s_own_error_is_not_masked_by_those_who_lost_it() -> None:
@@ -180,6 +178,7 @@ def test_what_every_rank_says_is_not_one_ranks_error() -> None:
 
 def test_a_rank_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(supervision, "CAUSE_SECONDS", 1.5)
     run = Run(world_job(3, 3), rank_targets.lead_and_wait, rank_targets.serve_and_stop)
     error = run.error()
     assert isinstance(error, RunFailedError)
@@ -198,7 +197,7 @@ def test_a_complete_run_stands_though_another_rank_fails_then() -> None:
 def test_a_rank_that_does_not_end_after_a_complete_run_is_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trace_audit.runner.supervision.GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(supervision, "GRACE_SECONDS", 0.2)
     monkeypatch.setattr(processes, "GRACE_SECONDS", 0.2)
     run = Run(world_job(), rank_targets.lead_total, rank_targets.serve_and_linger)
     assert run.result()["total"] == 11
@@ -206,19 +205,16 @@ def test_a_rank_that_does_not_end_after_a_complete_run_is_ended(
     run.assert_nothing_is_left(1)
 
 
-@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, BrokenPipeError])
-def test_an_interrupt_ends_every_rank(
-    monkeypatch: pytest.MonkeyPatch, interrupt: type[BaseException]
-) -> None:
+def test_an_interrupt_ends_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "GRACE_SECONDS", 0.5)
     run = Run(world_job(), rank_targets.lead_deaf, rank_targets.serve_deaf)
 
     def on_event(event: Event) -> None:
         run.events.append(event)
         if len(run.pids) == 4:
-            raise interrupt
+            raise KeyboardInterrupt
 
-    with pytest.raises(interrupt):
+    with pytest.raises(KeyboardInterrupt):
         run_job(run.job, on_event, target=run.lead, server=run.serve)
     run.assert_nothing_is_left(2)
 

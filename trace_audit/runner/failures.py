@@ -88,6 +88,8 @@ def cause(
         silent = [other for other in range(world_size) if other not in endings]
         if silent:
             return _silence(silent, first, world_size, timeout_seconds)
+    if isinstance(first, Died) and _is_abort(first) and world_size > 1:
+        error.hint = "NCCL does this when another rank is lost, or silent for timeout_seconds"
     if world_size == 1 or _all_say(error, failed, world_size):
         return error
     return naming_rank(error, rank, world_size)
@@ -114,12 +116,16 @@ def is_consequence(ending: Ending) -> bool:
 def _weight(ending: Ending) -> int:
     """Causes first, consequences last."""
     if isinstance(ending, Died):
-        # NCCL's watchdog aborts a process when another rank is lost or does not answer.
-        return 3 if ending.exit_code == -signal.SIGABRT else 0
+        return 3 if _is_abort(ending) else 0
     assert isinstance(ending, Failed)
     # A connection is lost because a rank ended, which one that waited too long does.
     weights: dict[FailureKind, int] = {"typed": 1, "unexpected": 2, "timeout": 4, "connection": 5}
     return weights[ending.kind]
+
+
+def _is_abort(death: Died) -> bool:
+    """Whether it may be NCCL's watchdog that ended the process, because of another rank."""
+    return death.exit_code == -signal.SIGABRT
 
 
 def _silence(
