@@ -35,7 +35,8 @@ def main() -> None:
     if not audit.exists():
         prompts = options.prompts or make_prompts(directory / "prompts.jsonl", options.sequences)
         command("record", model, "--prompts", prompts, "-o", audit, "--ignore-eos",
-                "--max-tokens", options.max_tokens)  # fmt: skip
+                "--max-tokens", options.max_tokens,
+                "--config", options.record_config)  # fmt: skip
     base = ["--config", options.config, "--set", "num_threads=1"]
     command("replay", audit, *base, "--name", "tp1", "--force")
     runs = list(wanted(options))
@@ -138,6 +139,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", help="a model directory or demo, instead of random weights")
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
     parser.add_argument("--prompts", type=Path, help="instead of random token ids")
+    # Eager attention computes row by row: on a GPU the triton configurations are far faster.
+    parser.add_argument("--record-config", type=Path, default=Path("configs/fp32-eager.toml"))
     parser.add_argument("--config", type=Path, default=Path("configs/bf16-eager.toml"))
     parser.add_argument("--backend", choices=("emulated", "process"), default="emulated")
     parser.add_argument("--sizes", type=int, nargs="+", default=[2, 4, 8])
