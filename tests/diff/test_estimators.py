@@ -32,6 +32,18 @@ def test_mean_has_a_t_interval_on_linearized_group_residuals() -> None:
     assert estimate.detectable == pytest.approx(power)
 
 
+def test_a_ratio_of_sums_is_paired_by_group() -> None:
+    # Sums (3, 2), (3, 1), (8, 1): R = 14/4 = 3.5 with the residuals of the mean above.
+    group = [2, 1, 1]
+    estimate = grouped(group).ratio(np.array([1.0, 2.0, 3.0, 8.0]), np.array([0.5, 1.5, 1.0, 1.0]))
+    error = math.sqrt(3 / 2 * (16 + 0.25 + 20.25)) / 4
+    half = float(stats.t.ppf(0.975, 2)) * error
+    assert estimate.value == 3.5
+    assert estimate.interval is not None
+    assert estimate.interval.low == pytest.approx(3.5 - half)
+    assert estimate.interval.high == pytest.approx(3.5 + half)
+
+
 def test_one_group_has_no_interval() -> None:
     estimate = grouped([3]).mean(np.array([1.0, 2.0, 3.0]))
     assert estimate.value == 2.0

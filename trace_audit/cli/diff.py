@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trace_audit.cli.messages import say
 from trace_audit.errors import InvalidComparisonError, UsageError
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ def diff() -> None:
 @diff.command()
 @click.argument("directory", type=_DIRECTORY)
 @click.option(
-    "--baseline", default="record", show_default=True, metavar="RUN", help="Run to compare with."
+    "--baseline",
+    metavar="RUN",
+    help="Run to compare with.  [default: record; imported with --profile rl]",
 )
 @click.option(
     "--candidate",
@@ -36,6 +39,24 @@ def diff() -> None:
     metavar="RUN",
     help="Run under test; repeatable. Default: every other complete run.",
 )
+@click.option(
+    "--profile",
+    metavar="NAME",
+    help="Gate with a profile: bitwise, kernel, kv8, w8, w4 or rl.",
+)
+@click.option(
+    "--fail-on",
+    "expressions",
+    multiple=True,
+    metavar="EXPR",
+    help="Gate a metric, as 'kl.mean > 3e-3' or 'abs.p99 > 3*floor'; repeatable.",
+)
+@click.option(
+    "--inconclusive",
+    type=click.Choice(["fail", "pass"]),
+    help="What an inconclusive verdict counts as, instead of exit code 3.",
+)
+@click.option("--require-floor", is_flag=True, help="A gate without a measured floor is invalid.")
 @click.option(
     "--format",
     "output_format",
@@ -48,32 +69,43 @@ def diff() -> None:
 @click.option("--no-save", is_flag=True, help="Leave DIRECTORY/diffs alone.")
 def report(
     directory: Path,
-    baseline: str,
+    baseline: str | None,
     candidates: tuple[str, ...],
+    profile: str | None,
+    expressions: tuple[str, ...],
+    inconclusive: str | None,
+    require_floor: bool,
     output_format: str,
     output: Path | None,
     no_save: bool,
-) -> None:
+) -> int:
     """Report how runs differ, and save the per-token diffs in DIRECTORY/diffs.
 
     Delta is candidate minus baseline log-probability of the same token, in nats; positive means
-    that the candidate is more confident. Exits 4 if a run cannot be compared.
+    that the candidate is more confident. With --profile or --fail-on the exit code is the verdict:
+    0 pass, 1 fail, 3 inconclusive, 4 invalid. Without, it is 0, or 4 if a run cannot be compared.
     """
+    from trace_audit.cli.gating import (
+        check_sampled,
+        chosen_baseline,
+        chosen_profile,
+        make_gating,
+    )
     from trace_audit.diff.compare import compare_all
+    from trace_audit.diff.gate import exit_code
 
+    gates = chosen_profile(profile)
+    gating = make_gating(gates, expressions, inconclusive=inconclusive, require_floor=require_floor)
     source = _open(directory)
-    names = candidates or tuple(n for n in source.audit.run_names() if n != baseline)
-    summary, comparisons = compare_all(source, baseline, tuple(dict.fromkeys(names)))
+    check_sampled(source, gates)
+    reference = chosen_baseline(source, baseline, gates)
+    names = candidates or tuple(n for n in source.audit.run_names() if n != reference)
+    summary, comparisons = compare_all(source, reference, tuple(dict.fromkeys(names)), gating)
     if not no_save:
         _save(directory, summary, comparisons)
     _emit(_rendered(summary, output_format, output), output)
-    if summary.invalid:
-        first = summary.invalid[0]
-        raise InvalidComparisonError(
-            f"{len(summary.invalid)} of {len(summary.invalid) + len(comparisons)} candidates "
-            f"cannot be compared; {first.candidate}: {first.message}",
-            hint=first.hint,
-        )
+    _tell(summary, output)
+    return exit_code(summary)
 
 
 @diff.command()
@@ -132,6 +164,35 @@ def _save(directory: Path, summary: ReportSummary, comparisons: list[Comparison]
     for comparison in comparisons:
         text = render_pair_json(summary, comparison.summary)
         save_comparison(directory / "diffs", comparison, summary, text)
+
+
+def _tell(summary: ReportSummary, output: Path | None) -> None:
+    """What standard error says after the report: verdicts that went to a file, and refusals.
+
+    Raises:
+        InvalidComparisonError: A candidate could not be compared, or not be judged.
+    """
+    from trace_audit.report.gate_view import verdict_line
+
+    if output is not None:
+        for pair in summary.pairs:
+            line = verdict_line(pair, summary.gating)
+            if line is not None:
+                say(line)
+    if summary.invalid:
+        first = summary.invalid[0]
+        raise InvalidComparisonError(
+            f"{len(summary.invalid)} of {len(summary.invalid) + len(summary.pairs)} candidates "
+            f"cannot be compared; {first.candidate}: {first.message}",
+            hint=first.hint,
+        )
+    for pair in summary.pairs:
+        for result in () if pair.verdict is None else pair.verdict.results:
+            if result.outcome == "invalid" and not result.gate.watch:
+                raise InvalidComparisonError(
+                    f"{pair.candidate.name} cannot be judged by {result.gate.metric}: "
+                    f"{result.reason}."
+                )
 
 
 def _row(comparison: Comparison, sequence: str, step: int) -> int:

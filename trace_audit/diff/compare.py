@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from trace_audit.diff.align import AlignedPair, align
 from trace_audit.diff.bootstrap import Resampler
 from trace_audit.diff.details import TokenDetails
 from trace_audit.diff.flips import TopChanges, top_changes
+from trace_audit.diff.floor import FloorBook, MeasuredFloor, gap_change_floor, with_floors
+from trace_audit.diff.gate import judge
 from trace_audit.diff.kl import KLTerms
 from trace_audit.diff.kl_metrics import kl_coverage, pair_kl
 from trace_audit.diff.metrics import MetricTable, unequal_rows
@@ -24,6 +26,7 @@ from trace_audit.diff.summary import (
     PairSummary,
     ReportSummary,
 )
+from trace_audit.diff.verdict import Gating
 from trace_audit.errors import InvalidComparisonError, UsageError
 
 NUM_WORST = 10
@@ -40,8 +43,16 @@ class Comparison:
     summary: PairSummary
 
 
-def compare(source: AuditSource, baseline: str, candidate: str) -> Comparison:
+def compare(
+    source: AuditSource, baseline: str, candidate: str, *, book: FloorBook | None = None
+) -> Comparison:
     """Compares two runs of an audit.
+
+    Args:
+        source: Where the runs are.
+        baseline: Run to compare with.
+        candidate: Run under test.
+        book: Floors that were measured already.
 
     Raises:
         InvalidComparisonError: They cannot be compared.
@@ -55,16 +66,17 @@ def compare(source: AuditSource, baseline: str, candidate: str) -> Comparison:
         record=source.record_rows(),
     )
     kl, reverse = pair_kl(pair)
-    changes = top_changes(pair)
+    floors = (book or FloorBook(source)).floors(baseline, candidate)
+    changes = top_changes(pair, gap_floor=gap_change_floor(floors))
     details = TokenDetails(source, pair, kl, changes)
-    summary = _pair_summary(source, pair, kl, reverse, changes, details)
+    summary = _pair_summary(source, pair, kl, reverse, changes, details, floors)
     return Comparison(pair=pair, kl=kl, changes=changes, details=details, summary=summary)
 
 
 def compare_all(
-    source: AuditSource, baseline: str, candidates: Sequence[str]
+    source: AuditSource, baseline: str, candidates: Sequence[str], gating: Gating | None = None
 ) -> tuple[ReportSummary, list[Comparison]]:
-    """Compares several candidates with one baseline.
+    """Compares several candidates with one baseline, and judges each if there is a ``gating``.
 
     A candidate that cannot be compared becomes an :class:`InvalidPair` if there are others; alone
     it is an error.
@@ -77,9 +89,10 @@ def compare_all(
     done: list[Comparison] = []
     invalid: list[InvalidPair] = []
     errors: list[InvalidComparisonError] = []
+    book = FloorBook(source)
     for candidate in candidates:
         try:
-            done.append(compare(source, baseline, candidate))
+            done.append(_judged(compare(source, baseline, candidate, book=book), gating))
         except InvalidComparisonError as error:
             errors.append(error)
             invalid.append(InvalidPair(candidate=candidate, message=error.message, hint=error.hint))
@@ -95,6 +108,7 @@ def compare_all(
             pairs=pairs,
             invalid=tuple(invalid),
             next_commands=_next_commands(str(source.audit.path), baseline, pairs),
+            gating=gating,
         ),
         done,
     )
@@ -118,6 +132,13 @@ def check_candidates(baseline: str, candidates: Sequence[str]) -> None:
         )
 
 
+def _judged(comparison: Comparison, gating: Gating | None) -> Comparison:
+    if gating is None:
+        return comparison
+    summary = comparison.summary
+    return replace(comparison, summary=replace(summary, verdict=judge(summary, gating)))
+
+
 def _cost(comparison: Comparison) -> tuple[float, str]:
     seconds = comparison.summary.candidate.engine_seconds
     return (np.inf if seconds is None else seconds, comparison.summary.candidate.name)
@@ -130,6 +151,7 @@ def _pair_summary(
     reverse: KLTerms | None,
     changes: TopChanges | None,
     details: TokenDetails,
+    floors: Sequence[MeasuredFloor],
 ) -> PairSummary:
     names = (pair.baseline_name, pair.candidate_name)
     baseline, candidate = (identity.run_identity(name, source.info(name)) for name in names)
@@ -139,6 +161,8 @@ def _pair_summary(
     table = MetricTable(pair, resampler)
     unequal = unequal_rows(pair)
     bitwise = unequal is not None and not unequal.any()
+    refused = source.excess_refused(*names)
+    metrics = () if bitwise else table.metrics(kl, reverse, changes, excess_refused=refused)
     return PairSummary(
         baseline=baseline,
         candidate=candidate,
@@ -155,7 +179,7 @@ def _pair_summary(
         effective_n=table.effective_n,
         design_effect=table.design_effect,
         influence=influence(pair),
-        metrics=() if bitwise else table.metrics(kl, reverse, changes),
+        metrics=with_floors(metrics, floors),
         kl_coverage=kl_coverage(kl, reverse),
         flips=_flip_summary(changes, details),
         first_difference=first_place(pair, (pair.delta != 0) if unequal is None else unequal),
@@ -163,6 +187,7 @@ def _pair_summary(
         first_non_finite=first_place(pair, ~pair.finite),
         buckets=position_buckets(pair, resampler),
         worst=tuple(details.token(row) for row in worst_rows(pair, NUM_WORST)),
+        floors=tuple(floor.summary for floor in floors),
     )
 
 

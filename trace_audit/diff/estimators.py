@@ -89,6 +89,19 @@ class GroupedTokens:
             detectable=detectable_change(error, self.num_groups),
         )
 
+    def ratio(self, numerator: FloatArray, denominator: FloatArray) -> Estimate:
+        """Sum over sum, paired by group (float64 [N] each; the denominator's sum is positive)."""
+        totals, sizes = self.sums(numerator), self.sums(denominator)
+        value = float(totals.sum() / sizes.sum())
+        if self.num_groups < 2:
+            return Estimate(value=value)
+        error = self._standard_error(totals, sizes, value)
+        return Estimate(
+            value=value,
+            interval=self._ratio_interval(totals, sizes, value, error),
+            detectable=detectable_change(error, self.num_groups),
+        )
+
     def share(self, events: NDArray[np.bool_]) -> Estimate:
         """Share of tokens with an event; exact binomial rules when events (or misses) are few."""
         estimate = self.mean(events.astype(np.float64))

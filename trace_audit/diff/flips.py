@@ -28,6 +28,7 @@ class TopChanges:
         candidate_gap: float64, the candidate's gap between those same ids, signed.
         ulp: float64, unit in the last place of the stored logits at the top logit, the coarser of
             the two runs; None where neither run's logit dtype is known.
+        gap_floor: p99 of |gap_B - gap_A| between repeats of one run, nats; 0 without repeats.
     """
 
     known: NDArray[np.bool_]
@@ -36,6 +37,7 @@ class TopChanges:
     gap: FloatArray
     candidate_gap: FloatArray
     ulp: FloatArray | None
+    gap_floor: float = 0.0
 
     @cached_property
     def gap_change(self) -> FloatArray:
@@ -52,10 +54,10 @@ class TopChanges:
 
     @cached_property
     def threshold(self) -> FloatArray | None:
-        """tau = max(3 s, 2 u) of each position: float64 [N]."""
+        """tau = max(3 s, 2 u, gap_floor) of each position: float64 [N]."""
         if self.scale is None or self.ulp is None:
             return None
-        return np.maximum(3 * self.scale, 2 * self.ulp)
+        return np.maximum(np.maximum(3 * self.scale, 2 * self.ulp), self.gap_floor)
 
     @cached_property
     def hard(self) -> NDArray[np.bool_] | None:
@@ -81,8 +83,13 @@ class TopChanges:
         return expected
 
 
-def top_changes(pair: AlignedPair) -> TopChanges | None:
-    """Compares the best tokens; None where a run does not have its own best tokens."""
+def top_changes(pair: AlignedPair, *, gap_floor: float = 0.0) -> TopChanges | None:
+    """Compares the best tokens; None where a run does not have its own best tokens.
+
+    Args:
+        pair: N aligned rows.
+        gap_floor: p99 of the gap's change between repeats of one run, nats.
+    """
     baseline, candidate = pair.baseline, pair.candidate
     if _top(baseline) is None or _top(candidate) is None:
         return None
@@ -100,6 +107,7 @@ def top_changes(pair: AlignedPair) -> TopChanges | None:
         gap=np.where(known, best_a[:, 0] - best_a[:, 1], np.nan),
         candidate_gap=np.where(known, in_b[0] - in_b[1], np.nan),
         ulp=_coarser_ulp(pair),
+        gap_floor=gap_floor,
     )
 
 

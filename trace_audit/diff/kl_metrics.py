@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trace_audit.diff.align import AlignedPair
 from trace_audit.diff.catalog import absent, as_lower_bound, metric
+from trace_audit.diff.columns import RunColumns
 from trace_audit.diff.estimators import GroupedTokens
 from trace_audit.diff.kl import KLTerms, fixed_support, fixed_support_kl
 from trace_audit.diff.summary import KLCoverage, Metric
@@ -30,12 +32,27 @@ def pair_kl(pair: AlignedPair) -> tuple[KLTerms | None, KLTerms | None]:
 
 
 def kl_metrics(
-    pair: AlignedPair, grouped: Grouped, kl: KLTerms | None, reverse: KLTerms | None
+    pair: AlignedPair,
+    grouped: Grouped,
+    kl: KLTerms | None,
+    reverse: KLTerms | None,
+    *,
+    excess_refused: str | None,
 ) -> list[Metric]:
-    """The section "kl" of the table."""
+    """The section "kl" of the table.
+
+    Args:
+        pair: The aligned runs.
+        grouped: Groups of some of its rows.
+        kl: KL(baseline || candidate) of each row, where it can be had.
+        reverse: KL(candidate || baseline) of each row.
+        excess_refused: Why `kl.excess` has no meaning here; None if it has one.
+    """
+    faults = 0 if kl is None else candidate_faults(pair.baseline, kl)
     return [
-        *_direction(grouped, kl, "kl.mean", "kl.lower"),
-        *_direction(grouped, reverse, "kl.reverse", "kl.reverse_lower"),
+        *_direction(grouped, kl, "kl.mean", "kl.lower", faults),
+        *_direction(grouped, reverse, "kl.reverse", "kl.reverse_lower", faults),
+        _excess(pair, grouped, excess_refused),
         *_sampled_estimators(pair, grouped),
     ]
 
@@ -62,7 +79,35 @@ def heavy_tail_share(terms: KLTerms) -> float | None:
     return float(estimate[terms.heavy_tail[terms.usable]].sum()) / total
 
 
-def _direction(grouped: Grouped, terms: KLTerms | None, name: str, bound: str) -> list[Metric]:
+def candidate_faults(baseline: RunColumns, kl: KLTerms) -> int:
+    """Rows where KL(baseline || candidate) is infinite, or no number by the candidate's doing."""
+    support, tail = baseline.support_logprobs, baseline.log_tail_mass
+    assert support is not None
+    assert tail is not None
+    sound = ~(np.isnan(support).any(axis=1) | np.isnan(tail))
+    return int((kl.infinite | (kl.non_finite & sound)).sum())
+
+
+def _excess(pair: AlignedPair, grouped: Grouped, refused: str | None) -> Metric:
+    """KL(record || candidate) over KL(record || baseline), on the rows that have both."""
+    if refused is not None:
+        return absent("kl.excess", refused)
+    a, b = fixed_support(pair.baseline), fixed_support(pair.candidate)
+    record = fixed_support(pair.record)
+    if a is None or b is None or record is None or pair.record is None:
+        return absent("kl.excess", "a run has no logprobs at the fixed support")
+    ids = pair.support_token_ids
+    near, far = (fixed_support_kl(record, side, record, ids) for side in (a, b))
+    used = near.usable & far.usable
+    if not near.estimate[used].sum() > 0:
+        return absent("kl.excess", f"{pair.baseline_name} does not differ from the record")
+    excess = metric("kl.excess", grouped(used).ratio(far.estimate[used], near.estimate[used]))
+    return replace(excess, unbounded=candidate_faults(pair.record, far))
+
+
+def _direction(
+    grouped: Grouped, terms: KLTerms | None, name: str, bound: str, faults: int
+) -> list[Metric]:
     if terms is None:
         reason = "a run has no logprobs at the fixed support"
         return [absent(name, reason), absent(bound, reason)]
@@ -79,7 +124,8 @@ def _direction(grouped: Grouped, terms: KLTerms | None, name: str, bound: str) -
         return [as_lower_bound(metric(name, estimate), note), lower]
     infinite = int(terms.infinite.sum())
     note_infinite = f"infinite at {infinite} tokens, which are left out" if infinite else None
-    return [metric(name, tokens.mean(terms.estimate[terms.usable]), note=note_infinite), lower]
+    value = metric(name, tokens.mean(terms.estimate[terms.usable]), note=note_infinite)
+    return [replace(value, unbounded=faults), lower]
 
 
 def _why_unusable(terms: KLTerms) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,16 +44,28 @@ class MetricTable:
         self.effective_n = None if self.design_effect is None else len(size) / self.design_effect
 
     def metrics(
-        self, kl: KLTerms | None, reverse: KLTerms | None, changes: TopChanges | None
+        self,
+        kl: KLTerms | None,
+        reverse: KLTerms | None,
+        changes: TopChanges | None,
+        *,
+        excess_refused: str | None = "the dtypes of the runs are not known",
     ) -> tuple[Metric, ...]:
-        """Every metric of the catalog, in its order."""
+        """Every metric of the catalog, in its order.
+
+        Args:
+            kl: KL(baseline || candidate) of each row, where it can be had.
+            reverse: KL(candidate || baseline) of each row.
+            changes: Changes of the best token, where they are known.
+            excess_refused: Why `kl.excess` has no meaning here; None if it has one.
+        """
         if not self.pair.finite.any():
             reason = "every candidate logprob is non-finite"
             return tuple(absent(name, reason) for name in CATALOG)
         rows = [
             *self._delta_metrics(),
             *self._probability_metrics(),
-            *kl_metrics(self.pair, self.grouped, kl, reverse),
+            *kl_metrics(self.pair, self.grouped, kl, reverse, excess_refused=excess_refused),
             *self._distribution_metrics(),
             *self._top_metrics(changes),
         ]
@@ -181,7 +194,7 @@ def _quantile_metrics(
     for name, estimate in zip(names, estimates, strict=True):
         scarce = name == "p99_9" and (estimate.effective_n or 0) < _TAIL_TOKENS
         note = f"under {_TAIL_TOKENS:,} effective tokens" if scarce else None
-        yield metric(f"{prefix}.{name}", estimate, note=note)
+        yield replace(metric(f"{prefix}.{name}", estimate, note=note), not_gated=note)
 
 
 def _transformed(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from trace_audit.diff.summary import PairSummary, ReportSummary, TokenDiff
-from trace_audit.report import view
+from trace_audit.diff.verdict import Gating
+from trace_audit.report import gate_view, view
 from trace_audit.report.format import (
     NOT_AVAILABLE,
     metric_value,
@@ -39,20 +40,38 @@ def _report(summary: ReportSummary) -> Iterable[str]:
     if len(summary.pairs) > 1:
         yield from _grid(summary)
     for pair in summary.pairs:
+        yield from _verdict(pair, summary.gating)
         yield from _pair(pair)
+
+
+def _verdict(pair: PairSummary, gating: Gating | None) -> Iterable[str]:
+    line = gate_view.verdict_line(pair, gating)
+    if line is None:
+        return
+    yield f"### {escape_markdown(line)}"
+    yield ""
+    rows = [[escape_markdown(cell) for cell in row] for row in gate_view.gate_rows(pair)]
+    yield from _table(gate_view.GATE_HEADERS, rows)
+    yield ""
+    for text in [*gate_view.gate_lines(pair), *gate_view.source_lines(gating)]:
+        yield f"- {escape_markdown(text)}"
+    yield ""
 
 
 def _grid(summary: ReportSummary) -> Iterable[str]:
     rows = []
     for pair in summary.pairs:
-        name = plain(pair.candidate.name)
+        start = [escape_markdown(plain(pair.candidate.name))]
+        if summary.gating is not None:
+            start.append(gate_view.verdict_word(pair))
         if pair.bitwise:
-            rows.append([escape_markdown(name), "BITWISE", *[""] * 4])
+            rows.append([*start, "BITWISE", *[""] * 4])
             continue
         names = ("abs.mean", "abs.max", "kl.mean", "flip.all", "rows.unequal")
         values = [_fixed(metric_value(pair.metric(metric))) for metric in names]
-        rows.append([escape_markdown(name), *values])
-    headers = ["candidate", "mean |delta|", "max", "KL", "flips", "unequal rows"]
+        rows.append([*start, *values])
+    verdict = [] if summary.gating is None else ["verdict"]
+    headers = ["candidate", *verdict, "mean |delta|", "max", "KL", "flips", "unequal rows"]
     yield from _table([_fixed(header) for header in headers], rows)
     yield ""
 
@@ -73,8 +92,8 @@ def _pair(pair: PairSummary) -> Iterable[str]:
     if pair.bitwise:
         return
     for title, metrics in view.sections(pair):
-        rows = [[_fixed(cell) for cell in view.metric_cells(metric)] for metric in metrics]
-        yield from _table([title, "value", "95 % interval"], rows)
+        rows = [[_fixed(cell) for cell in view.metric_cells(pair, metric)] for metric in metrics]
+        yield from _table([title, *view.metric_headers(pair)[1:]], rows)
         yield ""
     for remark in view.remarks(pair):
         yield f"- {escape_markdown(remark)}"

@@ -29,6 +29,7 @@ from trace_audit.report.format import (
     plain,
     plural,
 )
+from trace_audit.report.gate_view import floor_lines, floor_warnings
 
 SECTION_TITLES: dict[MetricSection, str] = {
     "logprob": "Forced token, nats",
@@ -101,6 +102,7 @@ def warning_lines(pair: PairSummary) -> list[str]:
             f"every average; the first at {where}"
         )
     lines.extend(plain(warning) for warning in pair.warnings)
+    lines.extend(floor_warnings(pair))
     coverage = pair.kl_coverage
     if coverage is not None and coverage.used and coverage.used < pair.tokens:
         lines.append(
@@ -159,7 +161,7 @@ def scope_lines(pair: PairSummary) -> list[str]:
     power = [_power(pair.metric(name)) for name in ("abs.mean", "kl.mean")]
     if any(power):
         lines.append(f"Smallest change seen with 80 % power: {', '.join(filter(None, power))}.")
-    return lines
+    return [*lines, *floor_lines(pair)]
 
 
 def sections(pair: PairSummary) -> list[tuple[str, list[Metric]]]:
@@ -172,9 +174,18 @@ def sections(pair: PairSummary) -> list[tuple[str, list[Metric]]]:
     return found
 
 
-def metric_cells(metric: Metric) -> tuple[str, str, str]:
-    """Label, value, interval."""
-    return metric.label, metric_value(metric), interval(metric.interval, metric.unit)
+def metric_headers(pair: PairSummary) -> list[str]:
+    """Titles of the metric table; the floor has a column where one was measured."""
+    floor = ["floor"] if any(metric.floor is not None for metric in pair.metrics) else []
+    return ["metric", "value", "95 % interval", *floor]
+
+
+def metric_cells(pair: PairSummary, metric: Metric) -> list[str]:
+    """Cells below the :func:`metric_headers` of the pair."""
+    cells = [metric.label, metric_value(metric), interval(metric.interval, metric.unit)]
+    if len(metric_headers(pair)) > len(cells):
+        cells.append("" if metric.floor is None else number(metric.floor.value, metric.unit))
+    return cells
 
 
 def remarks(pair: PairSummary) -> list[str]:
