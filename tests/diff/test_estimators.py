@@ -9,6 +9,7 @@ from scipy import stats
 from trace_audit.diff.bootstrap import NUM_DRAWS, Resampler
 from trace_audit.diff.estimators import GroupedTokens
 from trace_audit.diff.intervals import detectable_change, rare_share_interval
+from trace_audit.diff.quantiles import quantile_interval
 
 
 def grouped(sizes: list[int], **options: float) -> GroupedTokens:
@@ -124,7 +125,7 @@ def test_share_of_many_events_uses_the_group_interval_inside_zero_and_one() -> N
     assert (share.interval.low, share.interval.high) == (0.0, 1.0)
 
 
-def test_quantiles_are_exact_points_inside_bootstrap_intervals() -> None:
+def test_quantiles_are_exact_points_inside_their_intervals() -> None:
     values = np.abs(np.random.default_rng(3).normal(size=4000))
     estimates = grouped([40] * 100).quantiles(values, (0.5, 0.99))
     for estimate, level in zip(estimates, (0.5, 0.99), strict=True):
@@ -139,8 +140,25 @@ def test_quantiles_are_exact_points_inside_bootstrap_intervals() -> None:
         assert 0.6 < width < 1.8
 
 
+def test_a_quantiles_interval_is_order_statistics_of_the_binomial() -> None:
+    # 200 independent tokens in many groups: the median has 100 on each side: the normal form.
+    ordered = np.arange(1.0, 201.0)
+    found = quantile_interval(ordered, 0.5, 200.0, 10**6)
+    half = 1.959964 * math.sqrt(0.25 / 200)
+    assert (found.low, found.high) == (
+        math.floor((0.5 - half) * 200),
+        math.ceil((0.5 + half) * 200) + 1,
+    )
+    few = quantile_interval(ordered, 0.99, 200.0, 10**6)
+    low, high = stats.beta.ppf(0.025, 2, 199), stats.beta.ppf(0.975, 3, 198)
+    assert few.low == math.floor((1 - high) * 200)
+    # (1 - low) * 200 = 199.8: nothing in the sample is certain to be above the quantile.
+    assert (1 - low) * 200 > 199
+    assert few.high == math.inf
+
+
 def test_quantiles_of_zeros_are_zero() -> None:
-    estimate = grouped([5, 5]).quantiles(np.zeros(10), (0.5,))[0]
+    estimate = grouped([50] * 8).quantiles(np.zeros(400), (0.5,))[0]
     assert estimate.interval is not None
     assert (estimate.value, estimate.interval.low, estimate.interval.high) == (0.0, 0.0, 0.0)
 

@@ -147,7 +147,7 @@ DISTRIBUTION: dict[str, MetricInfo] = {
         label="flips / expected",
         formula="flips / expected, bootstrap interval",
         reads="1: as many flips as noise of size s explains",
-        valid=f"{_DTYPED}; at least 5 expected flips",
+        valid="logit dtypes are stated and not both coarse; at least 5 expected flips",
         neutral=None,
         not_gated="s grows with the fault itself; gate on flip.hard",
     ),

@@ -20,8 +20,8 @@ from trace_audit.diff.intervals import (
     rare_share_interval,
     t_interval,
 )
-from trace_audit.diff.quantiles import bootstrap_quantiles
-from trace_audit.diff.summary import Interval
+from trace_audit.diff.metric import Interval
+from trace_audit.diff.quantiles import quantile_interval
 
 MAX_T_GROUPS = 100
 FEW_EVENTS = 20
@@ -130,23 +130,18 @@ class GroupedTokens:
         return Estimate(value=value, interval=self._bootstrap_interval(totals))
 
     def quantiles(self, values: FloatArray, levels: tuple[float, ...]) -> list[Estimate]:
-        """Quantiles of non-negative values (float64 [N]) with bootstrap intervals."""
-        points = np.quantile(values, levels)
+        """Quantiles of non-negative values (float64 [N]) with order-statistics intervals."""
+        ordered = np.sort(values)
+        points = np.quantile(ordered, levels)
         if self.num_groups < 2:
             return [Estimate(value=float(point)) for point in points]
-        intervals = bootstrap_quantiles(values, self._group, self._resampler, levels)
-        effective_n = len(values) / self._design_effect
-        return [
-            Estimate(
-                value=float(point),
-                # Histogram bins are 4 % wide: never let that exclude the exact point value.
-                interval=Interval(
-                    low=min(low, float(point)), high=max(high, float(point)), method="bootstrap"
-                ),
-                effective_n=effective_n,
-            )
-            for point, (low, high) in zip(points, intervals, strict=True)
-        ]
+        found = []
+        for level, point in zip(levels, points.tolist(), strict=True):
+            effect = self.design_effect((values > point).astype(np.float64))
+            effective_n = len(values) / (effect or 1.0)
+            bounds = quantile_interval(ordered, level, effective_n, self.num_groups)
+            found.append(Estimate(value=point, interval=bounds, effective_n=effective_n))
+        return found
 
     def design_effect(self, values: FloatArray) -> float | None:
         """Variance of the grouped mean over that of independent tokens, at least 1."""

@@ -118,7 +118,7 @@ def _by_interval(
     assert metric.value is not None
     assert metric.interval is not None
     high = metric.interval.high
-    result = replace(result, passing_bound=high)
+    result = replace(result, passing_bound=high if math.isfinite(high) else None)
     if high <= threshold:
         limit = _floor_limit(result.gate, result.floor)
         return replace(result, within_floor=limit is not None and high <= limit)

@@ -14,7 +14,8 @@ class Interval:
     """A 95 % confidence interval in the unit of its metric.
 
     Attributes:
-        method: ``t``, ``bootstrap``, ``clopper-pearson`` or ``rule of three``.
+        method: ``t``, ``bootstrap``, ``clopper-pearson``, ``rule of three`` or ``order statistics``
+            (whose upper bound may be infinite).
     """
 
     low: float

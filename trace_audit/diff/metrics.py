@@ -156,13 +156,13 @@ class MetricTable:
             metric("flip.all", tokens.share(changes.flip[known])),
             metric("flip.tie", tokens.share(changes.tie_change[known])),
         ]
-        if changes.hard is None or changes.near_tie is None or changes.expected is None:
+        if changes.hard is None or changes.near_tie is None:
             reason = "no run states the dtype of its logits"
-            rows += [absent(n, reason) for n in ("flip.hard", "flip.near_tie", "flip.excess")]
-            return rows
-        rows.append(metric("flip.hard", tokens.share(changes.hard[known])))
-        rows.append(metric("flip.near_tie", tokens.share(changes.near_tie[known])))
-        rows.append(_excess(tokens, changes.flip[known], changes.expected[known]))
+            rows += [absent(n, reason) for n in ("flip.hard", "flip.near_tie")]
+        else:
+            rows.append(metric("flip.hard", tokens.share(changes.hard[known])))
+            rows.append(metric("flip.near_tie", tokens.share(changes.near_tie[known])))
+        rows.append(_excess(tokens, changes))
         return rows
 
 
@@ -179,7 +179,10 @@ def unequal_rows(pair: AlignedPair) -> BoolArray | None:
     return different
 
 
-def _excess(tokens: GroupedTokens, flips: BoolArray, expected: FloatArray) -> Metric:
+def _excess(tokens: GroupedTokens, changes: TopChanges) -> Metric:
+    if changes.expected is None:
+        return absent("flip.excess", str(changes.why_no_expected))
+    flips, expected = changes.flip[changes.known], changes.expected[changes.known]
     total = float(expected.sum())
     if total < _MIN_EXPECTED_FLIPS:
         reason = f"needs {_MIN_EXPECTED_FLIPS:.0f} expected flips, noise explains {total:.2g}"

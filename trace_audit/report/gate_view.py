@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from trace_audit.diff.catalog import CATALOG
 from trace_audit.diff.summary import PairSummary
 from trace_audit.diff.verdict import FloorSummary, GateResult, Gating, Outcome
@@ -137,6 +139,8 @@ def _lines(pair: PairSummary, result: GateResult) -> list[str]:
 
 
 def _what_would_decide(pair: PairSummary, result: GateResult) -> str:
+    if result.interval is not None and math.isinf(result.interval.high):
+        return "too few tokens for an upper bound of this quantile; more sequences are needed"
     if result.sequences_needed is None:
         return "no number of sequences would decide: the value is at the threshold"
     return f"about {result.sequences_needed:,} sequences like these {pair.sequences:,} would decide"
