@@ -17,6 +17,7 @@ from trace_audit.diff.gate import judge
 from trace_audit.diff.kl import KLTerms
 from trace_audit.diff.kl_metrics import kl_coverage, pair_kl
 from trace_audit.diff.metrics import MetricTable, unequal_rows
+from trace_audit.diff.pair_structure import pair_structure
 from trace_audit.diff.source import AuditSource
 from trace_audit.diff.structure import first_place, influence, position_buckets, worst_rows
 from trace_audit.diff.summary import (
@@ -163,6 +164,7 @@ def _pair_summary(
     bitwise = unequal is not None and not unequal.any()
     refused = source.excess_refused(*names)
     metrics = () if bitwise else table.metrics(kl, reverse, changes, excess_refused=refused)
+    metrics = with_floors(metrics, floors)
     return PairSummary(
         baseline=baseline,
         candidate=candidate,
@@ -179,7 +181,7 @@ def _pair_summary(
         effective_n=table.effective_n,
         design_effect=table.design_effect,
         influence=influence(pair),
-        metrics=with_floors(metrics, floors),
+        metrics=metrics,
         kl_coverage=kl_coverage(kl, reverse),
         flips=_flip_summary(changes, details),
         first_difference=first_place(pair, (pair.delta != 0) if unequal is None else unequal),
@@ -188,6 +190,7 @@ def _pair_summary(
         buckets=position_buckets(pair, resampler),
         worst=tuple(details.token(row) for row in worst_rows(pair, NUM_WORST)),
         floors=tuple(floor.summary for floor in floors),
+        structure=None if bitwise else pair_structure(pair, resampler, kl, metrics, candidate),
     )
 
 

@@ -120,7 +120,8 @@ def _rounded_flips(gap: FloatArray, scatter: float, unit: FloatArray) -> FloatAr
 
 def _mean_positive(mean: FloatArray, sigma: FloatArray) -> FloatArray:
     """E[max(0, x)] for x ~ N(mean, sigma^2): float64 [N]."""
-    z = mean / sigma
+    # Beyond 38 sigma the density is zero in float64, and squares would overflow.
+    z = np.clip(mean / sigma, -40.0, 40.0)
     density = np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
     positive: FloatArray = mean * normal_cdf(z) + sigma * density
     return positive

@@ -15,6 +15,7 @@ from typing import Literal
 from trace_audit.diff.metric import Interval as Interval
 from trace_audit.diff.metric import Metric as Metric
 from trace_audit.diff.metric import MetricSection as MetricSection
+from trace_audit.diff.pattern import Structure
 from trace_audit.diff.verdict import FloorSummary, Gating, Verdict
 
 # 1: first version.
@@ -186,6 +187,7 @@ class PairSummary:
         metrics: Empty when ``bitwise``.
         floors: What repeats of either run say about noise; empty if there are none.
         verdict: None when nothing was gated.
+        structure: Where the differences are; None when ``bitwise``.
     """
 
     baseline: RunIdentity
@@ -213,6 +215,7 @@ class PairSummary:
     worst: tuple[TokenDiff, ...]
     floors: tuple[FloorSummary, ...] = ()
     verdict: Verdict | None = None
+    structure: Structure | None = None
 
     def metric(self, name: str) -> Metric | None:
         """The metric of that name, or None if the table has no such row."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from trace_audit.diff.summary import PairSummary, ReportSummary, TokenDiff
 from trace_audit.diff.verdict import Gating
-from trace_audit.report import gate_view, view
+from trace_audit.report import gate_view, structure_view, view
 from trace_audit.report.format import (
     NOT_AVAILABLE,
     metric_value,
@@ -50,7 +50,7 @@ def _verdict(pair: PairSummary, gating: Gating | None) -> Iterable[str]:
         return
     yield f"### {escape_markdown(line)}"
     yield ""
-    rows = [[escape_markdown(cell) for cell in row] for row in gate_view.gate_rows(pair)]
+    rows = [[_fixed(cell) for cell in row] for row in gate_view.gate_rows(pair)]
     yield from _table(gate_view.GATE_HEADERS, rows)
     yield ""
     for text in [*gate_view.gate_lines(pair), *gate_view.source_lines(gating)]:
@@ -113,7 +113,14 @@ def _places(pair: PairSummary) -> Iterable[str]:
             f"- mean |delta| by position, {first} `{sparkline(pair.buckets)}` {last}, largest "
             f"{number(largest.mean_abs_delta)} nats at {view.bucket_range(largest)}"
         )
+    for label, text in structure_view.structure_lines(pair):
+        yield f"- {label}: {_fixed(text)}"
     yield ""
+    rows = structure_view.slice_rows(pair)
+    if rows:
+        cells = [[_fixed(cell) for cell in row[:-1]] for row in rows]
+        yield from _table([_fixed(title) for title in structure_view.SLICE_HEADERS], cells)
+        yield ""
 
 
 def _worst(tokens: Sequence[TokenDiff]) -> Iterable[str]:

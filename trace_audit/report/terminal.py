@@ -15,7 +15,7 @@ from rich.text import Text
 
 from trace_audit.diff.summary import Metric, PairSummary, ReportSummary
 from trace_audit.diff.verdict import Gating, Outcome
-from trace_audit.report import gate_view, view
+from trace_audit.report import gate_view, structure_view, view
 from trace_audit.report.format import (
     NOT_AVAILABLE,
     metric_value,
@@ -139,6 +139,7 @@ def _pair(pair: PairSummary, width: int) -> Iterable[RenderableType]:
         yield Text(remark, style="dim")
     yield ""
     yield from _positions(pair)
+    yield from _structure(pair)
     yield ""
     yield heading("Best-token changes")
     yield _indented(Text(view.flip_line(pair)))
@@ -159,6 +160,9 @@ def _short_pair(pair: PairSummary, width: int) -> Iterable[RenderableType]:
     if pair.bitwise:
         return
     yield from (_indented(block) for block in _positions(pair))
+    if pair.structure is not None:
+        text = structure_view.onset_text(pair.structure.onset)
+        yield _indented(Text.assemble(("onset: ", "bold"), text))
     if pair.worst:
         yield _indented(worst_table(pair.worst[:_TOKENS_SHOWN_OF_MANY], width=width - 2))
 
@@ -228,6 +232,21 @@ def _positions(pair: PairSummary) -> Iterable[RenderableType]:
         f"{view.bucket_range(largest)}; a dot is exactly 0",
         style="dim",
     )
+
+
+def _structure(pair: PairSummary) -> Iterable[RenderableType]:
+    for label, text in structure_view.structure_lines(pair):
+        yield Text.assemble((f"{label}: ", "bold"), text)
+    rows = structure_view.slice_rows(pair)
+    if not rows:
+        return
+    table = _table()
+    for title in (*structure_view.SLICE_HEADERS, ""):
+        right = title in ("tokens", "mean |delta|")
+        table.add_column(title, justify="right" if right else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row[:-1]), Text(row[-1], style="cyan"))
+    yield _indented(table)
 
 
 def _grid(summary: ReportSummary, width: int) -> Table:
