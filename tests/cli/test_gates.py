@@ -207,3 +207,27 @@ def test_a_report_in_a_file_leaves_the_verdict_on_standard_error(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == "FAIL  b against record, profile w8.\n"
+
+
+def rollout(trainer: Logits) -> FakeAudit:
+    """An imported trace: the rollout's logprobs are the run `imported`."""
+    data = model_audit({"record": trainer, "imported": logits(0)}, length=LENGTH, source="imported")
+    data.sampling = {}
+    return data
+
+
+@pytest.mark.parametrize(("sigma", "code"), [(0.005, 0), (0.5, 1)])
+def test_rl_compares_with_the_rollout(
+    report: Report, capsys: Capture, sigma: float, code: int
+) -> None:
+    assert report(rollout(logits(sigma)), "--profile", "rl") == code
+    out = capsys.readouterr().out
+    assert "record against imported, profile rl" in out
+    assert "ESS / N" in out
+    assert "Importance ratio, candidate over baseline" in out
+
+
+def test_rl_is_invalid_where_the_baseline_did_not_sample(report: Report, capsys: Capture) -> None:
+    arguments = ["--baseline", "record", "--candidate", "imported", "--profile", "rl"]
+    assert report(rollout(logits(0.01)), *arguments) == 4
+    assert "not sampled from record" in capsys.readouterr().err

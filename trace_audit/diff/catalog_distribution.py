@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from trace_audit.diff.metric_info import SIGNED, MetricInfo
+from trace_audit.diff.metric_info import SAMPLED, SIGNED, MetricInfo
 
 _ANY = float("-inf")
 _kl = partial(MetricInfo, section="kl", unit="nats", source="diff/kl_metrics.py")
 _SUPPORT = "both runs and the record run have logprobs at the fixed support"
-_SAMPLED = "tokens sampled from the baseline at temperature 1, without top-p or top-k"
 _logits = partial(MetricInfo, section="distribution", unit="nats", source="diff/metrics.py")
 _top = partial(
     MetricInfo,
@@ -59,16 +58,22 @@ DISTRIBUTION: dict[str, MetricInfo] = {
         label="k1 = mean -delta",
         formula="mean(-delta)",
         reads="unbiased for KL(A || B), noisy, can be negative",
-        valid=_SAMPLED,
+        valid=SAMPLED,
         minimum=_ANY,
         signed=True,
         not_gated=f"{SIGNED}; gate on kl.k3",
+    ),
+    "kl.k2": _kl(
+        label="k2",
+        formula="mean(delta^2) / 2",
+        reads="biased for KL(A || B) unless the runs are close, little noise",
+        valid=SAMPLED,
     ),
     "kl.k3": _kl(
         label="k3",
         formula="mean(exp(delta) - 1 - delta)",
         reads="unbiased for KL(A || B), never negative",
-        valid=_SAMPLED,
+        valid=SAMPLED,
     ),
     "lse.drift": _logits(
         label="logsumexp drift",

@@ -135,22 +135,26 @@ def _why_unusable(terms: KLTerms) -> str:
 
 
 def _sampled_estimators(pair: AlignedPair, grouped: Grouped) -> list[Metric]:
-    reason = _why_not_sampled(pair)
+    reason = why_not_sampled(pair)
     if reason is not None:
-        return [absent("kl.k1", reason), absent("kl.k3", reason)]
+        return [absent(name, reason) for name in ("kl.k1", "kl.k2", "kl.k3")]
     tokens = grouped(pair.finite)
     delta = pair.delta[pair.finite]
     note = "is KL if the tokens were sampled at temperature 1 without top-p or top-k"
     return [
         metric("kl.k1", tokens.mean(-delta), note=note),
+        metric("kl.k2", tokens.mean(delta**2 / 2), note=note),
         metric("kl.k3", tokens.mean(np.expm1(delta) - delta), note=note),
     ]
 
 
-def _why_not_sampled(pair: AlignedPair) -> str | None:
-    """k1 and k3 estimate KL(A || B) only on tokens that were sampled from A."""
+def why_not_sampled(pair: AlignedPair) -> str | None:
+    """Why the tokens are no sample of the baseline A; None if they are one.
+
+    k1, k2, k3 and importance ratios say something of A and B only on such tokens.
+    """
     if "greedy" in pair.sources:
-        return "a greedy trace is no sample, so k1 and k3 do not estimate KL on it"
+        return "a greedy trace is no sample, so they say nothing about KL(A || B) on it"
     samplers = {_SAMPLED_BY.get(source) for source in pair.sources}
     if samplers != {pair.baseline_name}:
         return f"the tokens were not sampled from {pair.baseline_name}"

@@ -16,7 +16,8 @@ from trace_audit.diff.estimators import Estimate, GroupedTokens
 from trace_audit.diff.flips import TopChanges
 from trace_audit.diff.intervals import clipped
 from trace_audit.diff.kl import KLTerms
-from trace_audit.diff.kl_metrics import kl_metrics
+from trace_audit.diff.kl_metrics import kl_metrics, why_not_sampled
+from trace_audit.diff.rl import rl_metrics
 from trace_audit.diff.summary import Interval, Metric
 
 BoolArray = NDArray[np.bool_]
@@ -68,6 +69,7 @@ class MetricTable:
             *kl_metrics(self.pair, self.grouped, kl, reverse, excess_refused=excess_refused),
             *self._distribution_metrics(),
             *self._top_metrics(changes),
+            *rl_metrics(self.pair, self.grouped, why_not_sampled(self.pair)),
         ]
         order = list(CATALOG)
         return tuple(sorted(rows, key=lambda row: order.index(row.name)))

@@ -37,6 +37,7 @@ SECTION_TITLES: dict[MetricSection, str] = {
     "kl": "Whole distribution, nats",
     "distribution": "Logits, ranks, ties",
     "top1": "Best token",
+    "rl": "Importance ratio, candidate over baseline",
 }
 
 # Parts that ran, and the configuration key that asked for each.
