@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trace_audit.cli.messages import say
-from trace_audit.errors import InvalidComparisonError, UsageError
+from trace_audit.errors import UsageError
 
 if TYPE_CHECKING:
     from trace_audit.diff.compare import Comparison
@@ -41,8 +40,8 @@ def diff() -> None:
 )
 @click.option(
     "--profile",
-    metavar="NAME",
-    help="Gate with a profile: bitwise, kernel, kv8, w8, w4 or rl.",
+    metavar="NAME|FILE",
+    help="Gate with a profile: bitwise, kernel, kv8, w8, w4, rl, or a TOML file.",
 )
 @click.option(
     "--fail-on",
@@ -57,13 +56,20 @@ def diff() -> None:
     help="What an inconclusive verdict counts as, instead of exit code 3.",
 )
 @click.option("--require-floor", is_flag=True, help="A gate without a measured floor is invalid.")
+@click.option("--referee", metavar="RUN", help="Say which of the two sides is nearer to this run.")
 @click.option(
     "--format",
     "output_format",
-    type=click.Choice(["terminal", "json", "markdown"]),
+    type=click.Choice(["terminal", "json", "markdown", "junit"]),
     default="terminal",
     show_default=True,
     help="How the report is written.",
+)
+@click.option(
+    "--max-chars",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Shorten Markdown to this, the worst tokens first and the verdict never.",
 )
 @click.option("--output", type=_DIRECTORY, metavar="FILE", help="Write the report to this file.")
 @click.option("--no-save", is_flag=True, help="Leave DIRECTORY/diffs alone.")
@@ -75,7 +81,9 @@ def report(
     expressions: tuple[str, ...],
     inconclusive: str | None,
     require_floor: bool,
+    referee: str | None,
     output_format: str,
+    max_chars: int | None,
     output: Path | None,
     no_save: bool,
 ) -> int:
@@ -86,25 +94,31 @@ def report(
     0 pass, 1 fail, 3 inconclusive, 4 invalid. Without, it is 0, or 4 if a run cannot be compared.
     """
     from trace_audit.cli.gating import (
-        check_sampled,
+        check_profile,
         chosen_baseline,
         chosen_profile,
         make_gating,
+        tell,
     )
     from trace_audit.diff.compare import compare_all
     from trace_audit.diff.gate import exit_code
 
+    if max_chars is not None and output_format != "markdown":
+        raise UsageError("--max-chars shortens Markdown only.", hint="Add --format markdown.")
     gates = chosen_profile(profile)
     gating = make_gating(gates, expressions, inconclusive=inconclusive, require_floor=require_floor)
     source = _open(directory)
-    check_sampled(source, gates)
+    check_profile(source, gates)
     reference = chosen_baseline(source, baseline, gates)
-    names = candidates or tuple(n for n in source.audit.run_names() if n != reference)
-    summary, comparisons = compare_all(source, reference, tuple(dict.fromkeys(names)), gating)
+    others = (n for n in source.audit.run_names() if n not in (reference, referee))
+    names = candidates or tuple(others)
+    summary, comparisons = compare_all(
+        source, reference, tuple(dict.fromkeys(names)), gating, referee=referee
+    )
     if not no_save:
         _save(directory, summary, comparisons)
-    _emit(_rendered(summary, output_format, output), output)
-    _tell(summary, output)
+    _emit(_rendered(summary, output_format, output, max_chars), output)
+    tell(summary, output)
     return exit_code(summary)
 
 
@@ -166,35 +180,6 @@ def _save(directory: Path, summary: ReportSummary, comparisons: list[Comparison]
         save_comparison(directory / "diffs", comparison, summary, text)
 
 
-def _tell(summary: ReportSummary, output: Path | None) -> None:
-    """What standard error says after the report: verdicts that went to a file, and refusals.
-
-    Raises:
-        InvalidComparisonError: A candidate could not be compared, or not be judged.
-    """
-    from trace_audit.report.gate_view import verdict_line
-
-    if output is not None:
-        for pair in summary.pairs:
-            line = verdict_line(pair, summary.gating)
-            if line is not None:
-                say(line)
-    if summary.invalid:
-        first = summary.invalid[0]
-        raise InvalidComparisonError(
-            f"{len(summary.invalid)} of {len(summary.invalid) + len(summary.pairs)} candidates "
-            f"cannot be compared; {first.candidate}: {first.message}",
-            hint=first.hint,
-        )
-    for pair in summary.pairs:
-        for result in () if pair.verdict is None else pair.verdict.results:
-            if result.outcome == "invalid" and not result.gate.watch:
-                raise InvalidComparisonError(
-                    f"{pair.candidate.name} cannot be judged by {result.gate.metric}: "
-                    f"{result.reason}."
-                )
-
-
 def _row(comparison: Comparison, sequence: str, step: int) -> int:
     import numpy as np
 
@@ -216,7 +201,9 @@ def _row(comparison: Comparison, sequence: str, step: int) -> int:
     return int(rows[0])
 
 
-def _rendered(summary: ReportSummary, output_format: str, output: Path | None) -> str:
+def _rendered(
+    summary: ReportSummary, output_format: str, output: Path | None, max_chars: int | None
+) -> str:
     if output_format == "json":
         from trace_audit.report.as_json import render_json
 
@@ -224,7 +211,11 @@ def _rendered(summary: ReportSummary, output_format: str, output: Path | None) -
     if output_format == "markdown":
         from trace_audit.report.markdown import render_markdown
 
-        return render_markdown(summary)
+        return render_markdown(summary, max_chars=max_chars)
+    if output_format == "junit":
+        from trace_audit.report.junit import render_junit
+
+        return render_junit(summary)
     from trace_audit.report.terminal import render_terminal
 
     width, color = _target(output)

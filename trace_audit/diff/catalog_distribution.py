@@ -22,7 +22,7 @@ _DTYPED = "as flip.all, and a run states the dtype of its logits"
 DISTRIBUTION: dict[str, MetricInfo] = {
     "kl.mean": _kl(
         label="KL(baseline||candidate)",
-        formula="mean KL(A || B), the estimator above",
+        formula="mean KL(A || B), estimated at the fixed support",
         reads="what changed in the whole distribution",
         valid=_SUPPORT,
     ),

@@ -18,6 +18,8 @@ from trace_audit.diff.kl import KLTerms
 from trace_audit.diff.kl_metrics import kl_coverage, pair_kl
 from trace_audit.diff.metrics import MetricTable, unequal_rows
 from trace_audit.diff.pair_structure import pair_structure
+from trace_audit.diff.profiles import PROFILE_FLOOR_FACTOR
+from trace_audit.diff.referee import check_referee, judged_by
 from trace_audit.diff.source import AuditSource
 from trace_audit.diff.structure import first_place, influence, position_buckets, worst_rows
 from trace_audit.diff.summary import (
@@ -27,7 +29,7 @@ from trace_audit.diff.summary import (
     PairSummary,
     ReportSummary,
 )
-from trace_audit.diff.verdict import Gating
+from trace_audit.diff.verdict import Gating, Referee
 from trace_audit.errors import InvalidComparisonError, UsageError
 
 NUM_WORST = 10
@@ -45,7 +47,12 @@ class Comparison:
 
 
 def compare(
-    source: AuditSource, baseline: str, candidate: str, *, book: FloorBook | None = None
+    source: AuditSource,
+    baseline: str,
+    candidate: str,
+    *,
+    book: FloorBook | None = None,
+    referee: str | None = None,
 ) -> Comparison:
     """Compares two runs of an audit.
 
@@ -54,6 +61,7 @@ def compare(
         baseline: Run to compare with.
         candidate: Run under test.
         book: Floors that were measured already.
+        referee: Run that says which of the two is nearer to it.
 
     Raises:
         InvalidComparisonError: They cannot be compared.
@@ -71,11 +79,18 @@ def compare(
     changes = top_changes(pair, gap_floor=gap_change_floor(floors))
     details = TokenDetails(source, pair, kl, changes)
     summary = _pair_summary(source, pair, kl, reverse, changes, details, floors)
+    if referee is not None:
+        summary = replace(summary, referee=_referee(source, pair, summary, referee))
     return Comparison(pair=pair, kl=kl, changes=changes, details=details, summary=summary)
 
 
 def compare_all(
-    source: AuditSource, baseline: str, candidates: Sequence[str], gating: Gating | None = None
+    source: AuditSource,
+    baseline: str,
+    candidates: Sequence[str],
+    gating: Gating | None = None,
+    *,
+    referee: str | None = None,
 ) -> tuple[ReportSummary, list[Comparison]]:
     """Compares several candidates with one baseline, and judges each if there is a ``gating``.
 
@@ -87,13 +102,15 @@ def compare_all(
         InvalidComparisonError: No candidate can be compared.
     """
     check_candidates(baseline, candidates)
+    check_referee(referee, baseline, tuple(candidates))
     done: list[Comparison] = []
     invalid: list[InvalidPair] = []
     errors: list[InvalidComparisonError] = []
     book = FloorBook(source)
     for candidate in candidates:
         try:
-            done.append(_judged(compare(source, baseline, candidate, book=book), gating))
+            comparison = compare(source, baseline, candidate, book=book, referee=referee)
+            done.append(_judged(comparison, gating))
         except InvalidComparisonError as error:
             errors.append(error)
             invalid.append(InvalidPair(candidate=candidate, message=error.message, hint=error.hint))
@@ -138,6 +155,12 @@ def _judged(comparison: Comparison, gating: Gating | None) -> Comparison:
         return comparison
     summary = comparison.summary
     return replace(comparison, summary=replace(summary, verdict=judge(summary, gating)))
+
+
+def _referee(source: AuditSource, pair: AlignedPair, summary: PairSummary, name: str) -> Referee:
+    kl = summary.metric("kl.mean")
+    margin = 0.0 if kl is None or kl.floor is None else PROFILE_FLOOR_FACTOR * kl.floor.value
+    return judged_by(pair, source.rows(name), Resampler(len(pair.group_ids)), margin=margin)
 
 
 def _cost(comparison: Comparison) -> tuple[float, str]:

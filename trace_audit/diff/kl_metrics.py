@@ -17,7 +17,7 @@ from trace_audit.diff.summary import KLCoverage, Metric
 
 Grouped = Callable[[NDArray[np.bool_]], GroupedTokens]
 
-_MAX_HEAVY_SHARE = 0.05
+MAX_HEAVY_SHARE = 0.05
 _SAMPLED_BY = {"sampled": "record", "imported": "imported"}
 
 
@@ -117,7 +117,7 @@ def _direction(
     tokens = grouped(terms.usable)
     lower = metric(bound, tokens.mean(terms.lower_bound[terms.usable]))
     share = heavy_tail_share(terms)
-    if share is not None and share > _MAX_HEAVY_SHARE:
+    if share is not None and share > MAX_HEAVY_SHARE:
         # Few draws then stand for a tail they were not drawn from; only the bound is sound.
         note = f"{share:.0%} of the estimate comes from tails over 4 times the record run's"
         estimate = tokens.mean(terms.lower_bound[terms.usable])

@@ -19,6 +19,8 @@ class Profile:
     Attributes:
         purpose: What kind of change it judges.
         sampled_only: Its gates have no meaning on a greedy trace.
+        model_fingerprint: Of the model that the bounds were learned on; None if they were not.
+        runs: The good runs that they were learned from.
         baseline: The run to compare with where it exists and none is named.
     """
 
@@ -26,6 +28,8 @@ class Profile:
     purpose: str
     gates: tuple[Gate, ...]
     sampled_only: bool = False
+    model_fingerprint: str | None = None
+    runs: tuple[str, ...] = ()
     baseline: str = "record"
 
 

@@ -16,7 +16,7 @@ from trace_audit.diff.metric import Interval as Interval
 from trace_audit.diff.metric import Metric as Metric
 from trace_audit.diff.metric import MetricSection as MetricSection
 from trace_audit.diff.pattern import Structure
-from trace_audit.diff.verdict import FloorSummary, Gating, Verdict
+from trace_audit.diff.verdict import FloorSummary, Gating, Referee, Verdict
 
 # 1: first version.
 REPORT_FORMAT_VERSION = 1
@@ -187,6 +187,7 @@ class PairSummary:
         metrics: Empty when ``bitwise``.
         floors: What repeats of either run say about noise; empty if there are none.
         verdict: None when nothing was gated.
+        referee: Which side is nearer to a third run; None if none was named.
         structure: Where the differences are; None when ``bitwise``.
     """
 
@@ -215,6 +216,7 @@ class PairSummary:
     worst: tuple[TokenDiff, ...]
     floors: tuple[FloorSummary, ...] = ()
     verdict: Verdict | None = None
+    referee: Referee | None = None
     structure: Structure | None = None
 
     def metric(self, name: str) -> Metric | None:

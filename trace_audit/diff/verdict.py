@@ -11,6 +11,7 @@ from typing import Literal
 from trace_audit.diff.metric import Floor, FloorKind, Interval
 
 Outcome = Literal["pass", "inconclusive", "fail", "invalid"]
+Nearness = Literal["nearer", "not farther", "farther", "undecided"]
 PassKind = Literal["BITWISE", "WITHIN-FLOOR", "WITHIN-BOUND"]
 EXIT_CODES: dict[Outcome, int] = {"pass": 0, "fail": 1, "inconclusive": 3, "invalid": 4}
 # Of several outcomes the first of these counts.
@@ -96,6 +97,31 @@ class Verdict:
     outcome: Outcome
     passed: PassKind | None
     results: tuple[GateResult, ...]
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Referee:
+    """Which side is nearer to a run that is trusted.
+
+    Attributes:
+        margin: How much farther counts as not farther: three KL floors, 0 without one, nats.
+        baseline_kl: Mean KL(referee || baseline), nats.
+        candidate_kl: Mean KL(referee || candidate).
+        difference: Candidate minus baseline, paired by group: negative where the candidate is
+            nearer.
+        left_out: Tokens without a finite KL on both sides.
+        reason: Why there is no answer, when there is none.
+    """
+
+    run: str
+    margin: float
+    baseline_kl: float | None = None
+    candidate_kl: float | None = None
+    difference: float | None = None
+    interval: Interval | None = None
+    nearness: Nearness = "undecided"
+    left_out: int = 0
     reason: str | None = None
 
 

@@ -14,6 +14,7 @@ from trace_audit.report.format import (
     number_up,
     plain,
     plural,
+    signed,
 )
 
 GATE_HEADERS = ("gate", "value, 95 % interval", "fails over", "passes from", "result")
@@ -87,6 +88,26 @@ def floor_lines(pair: PairSummary) -> list[str]:
     if ratios:
         measured.append(f"Over its floor: {', '.join(ratios)}.")
     return measured
+
+
+def referee_line(pair: PairSummary) -> str | None:
+    """Which side is nearer to the referee, in one sentence; None without a referee."""
+    referee = pair.referee
+    if referee is None:
+        return None
+    name = plain(referee.run)
+    if referee.difference is None or referee.baseline_kl is None or referee.candidate_kl is None:
+        return f"Referee {name}: n/a: {plain(referee.reason)}."
+    word = {"undecided": "neither nearer nor farther for certain"}.get(
+        referee.nearness, referee.nearness
+    )
+    left_out = f"; {referee.left_out:,} tokens left out" if referee.left_out else ""
+    return (
+        f"Referee {name}: the candidate is {word}: KL({name} || candidate) "
+        f"{number(referee.candidate_kl)}, KL({name} || baseline) {number(referee.baseline_kl)}, "
+        f"difference {signed(referee.difference)} {interval(referee.interval, 'nats')} nats, "
+        f"margin {number(referee.margin)}{left_out}."
+    )
 
 
 def floor_warnings(pair: PairSummary) -> list[str]:

@@ -21,27 +21,40 @@ from trace_audit.text import escape_markdown
 
 _WORST_SHOWN = 10
 _CONTEXT = 40
+_WORST, _WHERE, _METRICS, _ABOUT = "worst tokens", "where it is", "metrics", "configurations"
+PARTS = (_WORST, _WHERE, _METRICS, _ABOUT)
 
 
-def render_markdown(summary: ReportSummary) -> str:
-    """The report as GitHub-flavoured Markdown, with a final newline."""
-    return "\n".join(_report(summary)) + "\n"
+def render_markdown(summary: ReportSummary, *, max_chars: int | None = None) -> str:
+    """The report as GitHub-flavoured Markdown, with a final newline.
+
+    Args:
+        summary: What to say.
+        max_chars: Leave out parts, in the order of ``PARTS``, until it is no longer than this.
+            Verdicts, refusals and headlines stay whatever their length.
+    """
+    for dropped in range(len(PARTS) + 1):
+        text = "\n".join(_report(summary, PARTS[:dropped])) + "\n"
+        if max_chars is None or len(text) <= max_chars:
+            break
+    return text
 
 
-def _report(summary: ReportSummary) -> Iterable[str]:
+def _report(summary: ReportSummary, without: Sequence[str]) -> Iterable[str]:
     yield "## trace-audit diff report"
     yield ""
-    yield escape_markdown(view.trace_line(summary.trace))
-    yield ""
-    yield _fixed(view.CONVENTION)
-    yield ""
+    if _ABOUT not in without:
+        yield from (escape_markdown(view.trace_line(summary.trace)), "")
+        yield from (_fixed(view.CONVENTION), "")
     for line in view.invalid_lines(summary):
         yield from (f"**{escape_markdown(line)}**", "")
     if len(summary.pairs) > 1:
         yield from _grid(summary)
     for pair in summary.pairs:
         yield from _verdict(pair, summary.gating)
-        yield from _pair(pair)
+        yield from _pair(pair, without)
+    if without:
+        yield from (f"*Left out to be short: {', '.join(without)}.*", "")
 
 
 def _verdict(pair: PairSummary, gating: Gating | None) -> Iterable[str]:
@@ -76,12 +89,25 @@ def _grid(summary: ReportSummary) -> Iterable[str]:
     yield ""
 
 
-def _pair(pair: PairSummary) -> Iterable[str]:
+def _pair(pair: PairSummary, without: Sequence[str]) -> Iterable[str]:
     yield f"### {escape_markdown(view.headline(pair))}"
     yield ""
     for line in view.warning_lines(pair):
         yield f"- **warning:** {escape_markdown(line)}."
     yield ""
+    if _ABOUT not in without:
+        yield from _about(pair)
+    if pair.bitwise:
+        return
+    if _METRICS not in without:
+        yield from _metrics(pair)
+    if _WHERE not in without:
+        yield from _places(pair)
+    if _WORST not in without:
+        yield from _worst(pair.worst[:_WORST_SHOWN])
+
+
+def _about(pair: PairSummary) -> Iterable[str]:
     headers = ["", f"baseline {plain(pair.baseline.name)}", plain(pair.candidate.name)]
     identity = [[row.label, row.baseline, row.candidate] for row in view.identity_rows(pair)]
     escaped = [[escape_markdown(cell) for cell in row] for row in [headers, *identity]]
@@ -89,8 +115,9 @@ def _pair(pair: PairSummary) -> Iterable[str]:
     yield ""
     for line in view.scope_lines(pair):
         yield from (escape_markdown(line), "")
-    if pair.bitwise:
-        return
+
+
+def _metrics(pair: PairSummary) -> Iterable[str]:
     for title, metrics in view.sections(pair):
         rows = [[_fixed(cell) for cell in view.metric_cells(pair, metric)] for metric in metrics]
         yield from _table([title, *view.metric_headers(pair)[1:]], rows)
@@ -98,8 +125,6 @@ def _pair(pair: PairSummary) -> Iterable[str]:
     for remark in view.remarks(pair):
         yield f"- {escape_markdown(remark)}"
     yield ""
-    yield from _places(pair)
-    yield from _worst(pair.worst[:_WORST_SHOWN])
 
 
 def _places(pair: PairSummary) -> Iterable[str]:

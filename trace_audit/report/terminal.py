@@ -14,29 +14,21 @@ from rich.table import Table
 from rich.text import Text
 
 from trace_audit.diff.summary import Metric, PairSummary, ReportSummary
-from trace_audit.diff.verdict import Gating, Outcome
+from trace_audit.diff.verdict import Gating
 from trace_audit.report import gate_view, structure_view, view
 from trace_audit.report.format import (
-    NOT_AVAILABLE,
-    metric_value,
     number,
     plain,
     sparkline,
 )
+from trace_audit.report.terminal_grid import VERDICT_STYLES, candidate_grid
 from trace_audit.report.token_tables import flip_table, worst_table
 
 _WIDE = 150
 _WIDE_WITH_FLOOR = 160
-_WIDE_GRID = 110
 _TOKENS_SHOWN = 10
 _TOKENS_SHOWN_OF_MANY = 3
 _FLIPS_SHOWN = 5
-_STYLES: dict[Outcome, str] = {
-    "pass": "bold green",
-    "fail": "bold red",
-    "inconclusive": "bold yellow",
-    "invalid": "bold magenta",
-}
 
 
 def render_terminal(summary: ReportSummary, *, width: int, color: bool) -> str:
@@ -86,7 +78,7 @@ def _report(summary: ReportSummary, width: int) -> Iterable[RenderableType]:
     for line in view.invalid_lines(summary):
         yield Text(line, style="bold red")
     if len(summary.pairs) > 1:
-        yield _grid(summary, width)
+        yield candidate_grid(summary, width)
         for line in gate_view.source_lines(summary.gating):
             yield _indented(Text(line, style="dim"))
         for pair in summary.pairs:
@@ -112,7 +104,7 @@ def _verdict(pair: PairSummary, gating: Gating | None) -> Iterable[RenderableTyp
     line = gate_view.verdict_line(pair, gating)
     if line is None or pair.verdict is None:
         return
-    yield Text(line, style=_STYLES[pair.verdict.outcome])
+    yield Text(line, style=VERDICT_STYLES[pair.verdict.outcome])
     table = _table()
     for title in gate_view.GATE_HEADERS:
         table.add_column(title, overflow="fold")
@@ -154,6 +146,9 @@ def _pair(pair: PairSummary, width: int) -> Iterable[RenderableType]:
 def _short_pair(pair: PairSummary, width: int) -> Iterable[RenderableType]:
     yield Text(view.headline(pair), style="bold green" if pair.bitwise else "bold")
     yield from _warnings(pair)
+    referee = gate_view.referee_line(pair)
+    if referee is not None:
+        yield _indented(Text(referee))
     for difference in pair.config_differences:
         values = f"{plain(difference.baseline)} → {plain(difference.candidate)}"
         yield _indented(Text(f"{difference.key}: {values}"))
@@ -247,47 +242,6 @@ def _structure(pair: PairSummary) -> Iterable[RenderableType]:
     for row in rows:
         table.add_row(*(Text(cell) for cell in row[:-1]), Text(row[-1], style="cyan"))
     yield _indented(table)
-
-
-def _grid(summary: ReportSummary, width: int) -> Table:
-    table = _table()
-    table.add_column("candidate", overflow="fold")
-    if summary.gating is not None:
-        table.add_column("verdict", no_wrap=True)
-    columns = _grid_columns(summary, width)
-    for title in columns:
-        table.add_column(title, justify="right", no_wrap=True)
-    for pair in summary.pairs:
-        table.add_row(*_grid_row(pair, columns))
-    return table
-
-
-def _grid_columns(summary: ReportSummary, width: int) -> list[str]:
-    """Titles; a verdict takes the room of what says least."""
-    titles = ["mean |delta|", "max", "KL", "flips", "hard", "unequal rows", "seconds"]
-    if summary.gating is None or width >= _WIDE_GRID:
-        return titles
-    return [title for title in titles if title not in ("max", "unequal rows", "hard")]
-
-
-def _grid_row(pair: PairSummary, columns: list[str]) -> list[Text]:
-    row = [Text(plain(pair.candidate.name))]
-    if pair.verdict is not None:
-        row.append(Text(gate_view.verdict_word(pair), style=_STYLES[pair.verdict.outcome]))
-    seconds = pair.candidate.engine_seconds
-    cost = Text("-" if seconds is None else number(seconds))
-    if pair.bitwise:
-        return [*row, Text("BITWISE", style="green"), *[Text("")] * (len(columns) - 2), cost]
-    flips = pair.flips
-    cells = {
-        "mean |delta|": metric_value(pair.metric("abs.mean")),
-        "max": metric_value(pair.metric("abs.max")),
-        "KL": metric_value(pair.metric("kl.mean")),
-        "flips": str(flips.flips) if flips.reason is None else NOT_AVAILABLE,
-        "hard": NOT_AVAILABLE if flips.hard is None else str(flips.hard),
-        "unequal rows": metric_value(pair.metric("rows.unequal")),
-    }
-    return [*row, *(Text(cells[title]) for title in columns[:-1]), cost]
 
 
 def _table() -> Table:

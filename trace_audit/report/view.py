@@ -29,7 +29,7 @@ from trace_audit.report.format import (
     plain,
     plural,
 )
-from trace_audit.report.gate_view import floor_lines, floor_warnings
+from trace_audit.report.gate_view import floor_lines, floor_warnings, referee_line
 
 SECTION_TITLES: dict[MetricSection, str] = {
     "logprob": "Forced token, nats",
@@ -162,7 +162,8 @@ def scope_lines(pair: PairSummary) -> list[str]:
     power = [_power(pair.metric(name)) for name in ("abs.mean", "kl.mean")]
     if any(power):
         lines.append(f"Smallest change seen with 80 % power: {', '.join(filter(None, power))}.")
-    return [*lines, *floor_lines(pair)]
+    referee = referee_line(pair)
+    return [*lines, *floor_lines(pair), *([] if referee is None else [referee])]
 
 
 def sections(pair: PairSummary) -> list[tuple[str, list[Metric]]]:
