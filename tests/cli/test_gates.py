@@ -130,6 +130,15 @@ def test_3_inconclusive_says_how_many_sequences_would_decide(
     assert "INCONCLUSIVE  b against record" in capsys.readouterr().out
 
 
+def test_3_a_quantile_without_an_upper_bound(report: Report, capsys: Capture) -> None:
+    assert report(audit(b=logits(0.01)), "--fail-on", "abs.p99 > 1") == 3
+    out = " ".join(capsys.readouterr().out.split())
+    assert "too few tokens for an upper bound of the quantile; about" in out
+    assert "would give one" in out
+    # Where the lower bound is over the threshold, no upper bound is needed.
+    assert report(audit(b=logits(0.5)), "--fail-on", "abs.p99 > 1e-3") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -9,7 +9,7 @@ from scipy import stats
 from trace_audit.diff.bootstrap import NUM_DRAWS, Resampler
 from trace_audit.diff.estimators import GroupedTokens
 from trace_audit.diff.intervals import detectable_change, rare_share_interval
-from trace_audit.diff.quantiles import quantile_interval
+from trace_audit.diff.quantiles import groups_for_upper_bound, quantile_interval
 
 
 def grouped(sizes: list[int], **options: float) -> GroupedTokens:
@@ -155,6 +155,18 @@ def test_a_quantiles_interval_is_order_statistics_of_the_binomial() -> None:
     # (1 - low) * 200 = 199.8: nothing in the sample is certain to be above the quantile.
     assert (1 - low) * 200 > 199
     assert few.high == math.inf
+
+
+def test_the_number_of_groups_that_give_a_quantile_an_upper_bound_is_the_first_that_does() -> None:
+    needed = groups_for_upper_bound(0.99, 200.0, 256, 8)
+    assert needed is not None
+
+    def high(groups: int) -> float:
+        size = round(256 * groups / 8)
+        return quantile_interval(np.arange(1.0, size + 1), 0.99, 25.0 * groups, groups).high
+
+    assert math.isinf(high(needed - 1))
+    assert math.isfinite(high(needed))
 
 
 def test_quantiles_of_zeros_are_zero() -> None:

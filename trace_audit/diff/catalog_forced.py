@@ -28,10 +28,13 @@ FORCED: dict[str, MetricInfo] = {
     "abs.p50": _nats(
         label="|delta| median",
         formula="quantile 0.5 of |delta| (linear between order statistics)",
+        level=0.5,
     ),
-    "abs.p90": _nats(label="|delta| p90", formula="quantile 0.9 of |delta|"),
-    "abs.p99": _nats(label="|delta| p99", formula="quantile 0.99 of |delta|"),
-    "abs.p99_9": _nats(label="|delta| p99.9", formula="quantile 0.999 of |delta|", valid=_TAIL),
+    "abs.p90": _nats(label="|delta| p90", formula="quantile 0.9 of |delta|", level=0.9),
+    "abs.p99": _nats(label="|delta| p99", formula="quantile 0.99 of |delta|", level=0.99),
+    "abs.p99_9": _nats(
+        label="|delta| p99.9", formula="quantile 0.999 of |delta|", level=0.999, valid=_TAIL
+    ),
     "abs.max": _nats(
         label="|delta| max",
         formula="largest |delta|",
@@ -75,8 +78,12 @@ FORCED: dict[str, MetricInfo] = {
         formula="sqrt(mean dp^2), dp = p_B - p_A",
         reads="in probability: does not care about unlikely tokens",
     ),
-    "dp.p50": _probability(unit="prob", label="|dp| median", formula="quantile 0.5 of |dp|"),
-    "dp.p99": _probability(unit="prob", label="|dp| p99", formula="quantile 0.99 of |dp|"),
+    "dp.p50": _probability(
+        unit="prob", label="|dp| median", formula="quantile 0.5 of |dp|", level=0.5
+    ),
+    "dp.p99": _probability(
+        unit="prob", label="|dp| p99", formula="quantile 0.99 of |dp|", level=0.99
+    ),
     "ppl.baseline": _probability(
         unit="ppl",
         label="perplexity, baseline",

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from trace_audit.diff.catalog import CATALOG
 from trace_audit.diff.decide import groups_to_decide
-from trace_audit.diff.metric import Floor, Metric
+from trace_audit.diff.metric import Floor, Interval, Metric
+from trace_audit.diff.quantiles import groups_for_upper_bound
 from trace_audit.diff.summary import PairSummary, ReportSummary
 from trace_audit.diff.verdict import (
     EXIT_CODES,
@@ -124,11 +125,19 @@ def _by_interval(
         return replace(result, within_floor=limit is not None and high <= limit)
     if metric.interval.low > threshold:
         return replace(result, outcome="fail")
-    groups = groups_to_decide(
-        metric.value, metric.interval, threshold, pair.groups, metric.effective_n
-    )
+    groups = _groups_needed(pair, metric, metric.interval, threshold)
     needed = None if groups is None else math.ceil(groups * pair.sequences / pair.groups)
     return replace(result, outcome="inconclusive", sequences_needed=needed)
+
+
+def _groups_needed(
+    pair: PairSummary, metric: Metric, interval: Interval, threshold: float
+) -> int | None:
+    assert metric.value is not None
+    level, effective_n = CATALOG[metric.name].level, metric.effective_n
+    if math.isinf(interval.high) and level is not None and effective_n is not None:
+        return groups_for_upper_bound(level, effective_n, pair.tokens, pair.groups)
+    return groups_to_decide(metric.value, interval, threshold, pair.groups, effective_n)
 
 
 def _bound(pair: PairSummary, gate: Gate) -> float | None:

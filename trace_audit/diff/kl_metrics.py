@@ -100,7 +100,7 @@ def _excess(pair: AlignedPair, grouped: Grouped, refused: str | None) -> Metric:
     near, far = (fixed_support_kl(record, side, record, ids) for side in (a, b))
     used = near.usable & far.usable
     if not near.estimate[used].sum() > 0:
-        return absent("kl.excess", f"{pair.baseline_name} does not differ from the record")
+        return absent("kl.excess", f"{pair.baseline_name} equals the record; gate on kl.mean")
     excess = metric("kl.excess", grouped(used).ratio(far.estimate[used], near.estimate[used]))
     return replace(excess, unbounded=candidate_faults(pair.record, far))
 

@@ -24,6 +24,7 @@ class MetricInfo:
         minimum: Smallest value it can take.
         neutral: Its value where nothing differs; None for a property of one run.
         signed: Distances from ``neutral`` count on both sides.
+        level: Of a quantile, in (0, 1); None for what is none.
         not_gated: Why no gate may name it, with what to gate on; None if one may.
     """
 
@@ -37,4 +38,5 @@ class MetricInfo:
     minimum: float = 0.0
     neutral: float | None = 0.0
     signed: bool = False
+    level: float | None = None
     not_gated: str | None = None

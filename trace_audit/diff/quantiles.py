@@ -20,6 +20,7 @@ from trace_audit.diff.special import t_quantile
 
 METHOD = "order statistics"
 _FEW_TOKENS = 20
+_MOST_GROUPS = 100_000_000
 _UPPER = 0.5 + CONFIDENCE / 2
 _NORMAL = t_quantile(_UPPER, 1e9)
 
@@ -41,7 +42,7 @@ def quantile_interval(
     above = share_above(1 - level, effective_n, groups)
     size = len(ordered)
     below = (1 - above.high) * size
-    beyond = math.ceil((1 - above.low) * size)
+    beyond = _rank_above(above, size)
     return Interval(
         low=float(ordered[math.floor(below) - 1]) if below >= 1 else 0.0,
         high=float(ordered[beyond]) if beyond < size else math.inf,
@@ -60,3 +61,37 @@ def share_above(share: float, effective_n: float, groups: int) -> Interval:
         return rare_share_interval(share, effective_n * (_NORMAL / student) ** 2)
     half = student * math.sqrt(share * (1 - share) / effective_n)
     return Interval(low=max(0.0, share - half), high=min(1.0, share + half), method="t")
+
+
+def groups_for_upper_bound(level: float, effective_n: float, size: int, groups: int) -> int | None:
+    """Fewest groups like these whose tokens give a quantile an upper bound.
+
+    Args:
+        level: In (0, 1).
+        effective_n: Effective tokens of these groups.
+        size: Their tokens.
+        groups: Their number, at least 2.
+
+    Returns:
+        None if no number up to a hundred million does.
+    """
+
+    def bounded(number: int) -> bool:
+        factor = number / groups
+        above = share_above(1 - level, effective_n * factor, number)
+        return _rank_above(above, round(size * factor)) < round(size * factor)
+
+    low, high = groups, groups
+    while not bounded(high):
+        low, high = high, 2 * high
+        if high > _MOST_GROUPS:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if bounded(middle) else (middle, high)
+    return high
+
+
+def _rank_above(above: Interval, size: int) -> int:
+    """0-based rank of the upper bound; ``size`` or more where it is beyond the sample."""
+    return math.ceil((1 - above.low) * size)

@@ -160,11 +160,12 @@ def _lines(pair: PairSummary, result: GateResult) -> list[str]:
 
 
 def _what_would_decide(pair: PairSummary, result: GateResult) -> str:
-    if result.interval is not None and math.isinf(result.interval.high):
-        return "too few tokens for an upper bound of this quantile; more sequences are needed"
     if result.sequences_needed is None:
         return "no number of sequences would decide: the value is at the threshold"
-    return f"about {result.sequences_needed:,} sequences like these {pair.sequences:,} would decide"
+    about = f"about {result.sequences_needed:,} sequences like these {pair.sequences:,}"
+    if result.interval is not None and math.isinf(result.interval.high):
+        return f"too few tokens for an upper bound of the quantile; {about} would give one"
+    return f"{about} would decide"
 
 
 def _from_neutral(name: str) -> str:
