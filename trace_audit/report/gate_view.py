@@ -148,9 +148,11 @@ def _lines(pair: PairSummary, result: GateResult) -> list[str]:
     gate, name = result.gate, result.gate.metric
     lines = []
     if result.floor is not None and gate.floor_factor and result.threshold != result.bound:
+        floor = f"{number(result.floor.value, result.unit)} "
+        floor += interval(result.floor.interval, result.unit)
         lines.append(
             f"{name}: the threshold is {gate.floor_factor:g} times its {result.floor.kind} floor "
-            f"{number(result.floor.value, result.unit)}{_from_neutral(name)}"
+            f"{floor.strip()}{_from_neutral(name)}"
         )
     if result.reason is not None:
         lines.append(f"{name}: {plain(result.reason)}")
