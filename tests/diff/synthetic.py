@@ -117,6 +117,8 @@ def statistics(
     tail = logprobs.copy()
     np.put_along_axis(tail, support[:, :SUPPORT_TOP_K], -np.inf, axis=1)
     bits = logits.astype(np.float32).view(np.int32).astype(np.int64)
+    # A token of probability zero adds nothing: 0 * -inf would be NaN.
+    weighted = np.where(np.isneginf(logprobs), 0.0, np.exp(logprobs) * np.maximum(logprobs, -1e9))
     odd = 2 * np.arange(logits.shape[1], dtype=np.int64) + 1
     return {
         "logprob": np.take_along_axis(logprobs, tokens[:, None], axis=1)[:, 0],
@@ -124,7 +126,7 @@ def statistics(
         "tie_count": (logits == chosen).sum(axis=1) - 1,
         "top_token_ids": best.tolist(),
         "top_logprobs": np.take_along_axis(logprobs, best, axis=1).tolist(),
-        "entropy": -(np.exp(logprobs) * logprobs).sum(axis=1),
+        "entropy": -weighted.sum(axis=1),
         "logsumexp": logsumexp(logits),
         "support_logprobs": np.take_along_axis(logprobs, support, axis=1).tolist(),
         "log_tail_mass": logsumexp(tail),

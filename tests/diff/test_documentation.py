@@ -1,15 +1,16 @@
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
-from trace_audit.diff.catalog import CATALOG
-
-PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+from tests.diff.metric_tables import BLOCK, PAGE, tables
 
 
-def test_every_metric_is_documented_and_every_documented_metric_exists() -> None:
-    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
-    first_cells = [line.split(" | ")[0] for line in rows]
-    named = {name for cell in first_cells for name in re.findall(r"`([a-z0-9_.]+)`", cell)}
-    assert named == set(CATALOG)
+def test_every_table_is_on_the_page_once() -> None:
+    names = [match[2] for match in BLOCK.finditer(PAGE.read_text(encoding="utf-8"))]
+    assert sorted(names) == sorted(tables())
+
+
+def test_the_pages_tables_are_the_catalogues() -> None:
+    """When this fails: `python -m tests.diff.metric_tables`."""
+    text = PAGE.read_text(encoding="utf-8")
+    current = tables()
+    for match in BLOCK.finditer(text):
+        assert match[0].split("\n", 1)[1] == f"{current[match[2]]}<!-- end -->", match[2]

@@ -9,6 +9,7 @@ from scipy import stats
 from trace_audit.diff.bootstrap import NUM_DRAWS, Resampler
 from trace_audit.diff.estimators import GroupedTokens
 from trace_audit.diff.intervals import detectable_change, rare_share_interval
+from trace_audit.diff.quantiles import groups_for_upper_bound, quantile_interval
 
 
 def grouped(sizes: list[int], **options: float) -> GroupedTokens:
@@ -30,6 +31,18 @@ def test_mean_has_a_t_interval_on_linearized_group_residuals() -> None:
     assert estimate.effective_n == pytest.approx(4 / max(1.0, error**2 / (variance / 4)))
     power = float(stats.t.ppf(0.975, 2) + stats.t.ppf(0.8, 2)) * error
     assert estimate.detectable == pytest.approx(power)
+
+
+def test_a_ratio_of_sums_is_paired_by_group() -> None:
+    # Sums (3, 2), (3, 1), (8, 1): R = 14/4 = 3.5 with the residuals of the mean above.
+    group = [2, 1, 1]
+    estimate = grouped(group).ratio(np.array([1.0, 2.0, 3.0, 8.0]), np.array([0.5, 1.5, 1.0, 1.0]))
+    error = math.sqrt(3 / 2 * (16 + 0.25 + 20.25)) / 4
+    half = float(stats.t.ppf(0.975, 2)) * error
+    assert estimate.value == 3.5
+    assert estimate.interval is not None
+    assert estimate.interval.low == pytest.approx(3.5 - half)
+    assert estimate.interval.high == pytest.approx(3.5 + half)
 
 
 def test_one_group_has_no_interval() -> None:
@@ -112,7 +125,7 @@ def test_share_of_many_events_uses_the_group_interval_inside_zero_and_one() -> N
     assert (share.interval.low, share.interval.high) == (0.0, 1.0)
 
 
-def test_quantiles_are_exact_points_inside_bootstrap_intervals() -> None:
+def test_quantiles_are_exact_points_inside_their_intervals() -> None:
     values = np.abs(np.random.default_rng(3).normal(size=4000))
     estimates = grouped([40] * 100).quantiles(values, (0.5, 0.99))
     for estimate, level in zip(estimates, (0.5, 0.99), strict=True):
@@ -127,8 +140,37 @@ def test_quantiles_are_exact_points_inside_bootstrap_intervals() -> None:
         assert 0.6 < width < 1.8
 
 
+def test_a_quantiles_interval_is_order_statistics_of_the_binomial() -> None:
+    # 200 independent tokens in many groups: the median has 100 on each side: the normal form.
+    ordered = np.arange(1.0, 201.0)
+    found = quantile_interval(ordered, 0.5, 200.0, 10**6)
+    half = 1.959964 * math.sqrt(0.25 / 200)
+    assert (found.low, found.high) == (
+        math.floor((0.5 - half) * 200),
+        math.ceil((0.5 + half) * 200) + 1,
+    )
+    few = quantile_interval(ordered, 0.99, 200.0, 10**6)
+    low, high = stats.beta.ppf(0.025, 2, 199), stats.beta.ppf(0.975, 3, 198)
+    assert few.low == math.floor((1 - high) * 200)
+    # (1 - low) * 200 = 199.8: nothing in the sample is certain to be above the quantile.
+    assert (1 - low) * 200 > 199
+    assert few.high == math.inf
+
+
+def test_the_number_of_groups_that_give_a_quantile_an_upper_bound_is_the_first_that_does() -> None:
+    needed = groups_for_upper_bound(0.99, 200.0, 256, 8)
+    assert needed is not None
+
+    def high(groups: int) -> float:
+        size = round(256 * groups / 8)
+        return quantile_interval(np.arange(1.0, size + 1), 0.99, 25.0 * groups, groups).high
+
+    assert math.isinf(high(needed - 1))
+    assert math.isfinite(high(needed))
+
+
 def test_quantiles_of_zeros_are_zero() -> None:
-    estimate = grouped([5, 5]).quantiles(np.zeros(10), (0.5,))[0]
+    estimate = grouped([50] * 8).quantiles(np.zeros(400), (0.5,))[0]
     assert estimate.interval is not None
     assert (estimate.value, estimate.interval.low, estimate.interval.high) == (0.0, 0.0, 0.0)
 

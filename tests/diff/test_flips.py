@@ -110,8 +110,82 @@ def test_scale_threshold_hard_and_expected_follow_the_formulas() -> None:
     np.testing.assert_allclose(changes.threshold, 3 * s)
     assert changes.hard is not None
     np.testing.assert_array_equal(changes.hard, changes.flip & (changes.gap > 3 * s))
+    # float32 logits are so fine that the rounding term is the plain normal tail.
     assert changes.expected is not None
-    np.testing.assert_allclose(changes.expected, stats.norm.cdf(-changes.gap / s), rtol=1e-9)
+    tail = stats.norm.cdf(-changes.gap / s)
+    np.testing.assert_allclose(changes.expected, tail, rtol=1e-3, atol=1e-9)
+
+
+def test_expected_flips_of_rounded_logits_by_hand() -> None:
+    # sigma = u: x ~ N(gap, 1), E[min(1, max(0, -x))] = H(-gap) - H(-gap - 1), H(m) = m Phi + phi.
+    def mean_positive(m: float) -> float:
+        return float(m * stats.norm.cdf(m) + stats.norm.pdf(m))
+
+    changes = TopChanges(
+        known=np.ones(3, dtype=bool),
+        flip=np.zeros(3, dtype=bool),
+        tie_change=np.zeros(3, dtype=bool),
+        gap=np.array([0.0, 1.0, 2.0]),
+        candidate_gap=np.array([0.0, 1.0, 2.0]) + np.sqrt(1 + 1 / 6) / 1.4826,
+        ulp=np.ones(3),
+        baseline_ulp=np.full(3, 1e-6),
+        candidate_ulp=np.ones(3),
+    )
+    assert changes.expected is not None
+    expected = [0.0, *(mean_positive(-gap) - mean_positive(-gap - 1) for gap in (1.0, 2.0))]
+    np.testing.assert_allclose(changes.expected, expected, rtol=1e-9)
+    assert expected[1] == pytest.approx(0.0748, abs=1e-4)
+
+
+def bfloat16(logits: Logits) -> Logits:
+    """Rounded to nearest, ties to even."""
+    bits = logits.astype(np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
+    return rounded.astype(np.uint32).view(np.float32).astype(np.float64)
+
+
+def rounded_pair(sigma: float, offset: float = 20.0) -> TopChanges:
+    """A float32 record and a candidate with noise whose logits are then rounded to bfloat16."""
+    generator = np.random.default_rng(0)
+    record = generator.normal(0, 2, (8000, VOCABULARY)) + offset
+    candidate = bfloat16(record + generator.normal(0, sigma, record.shape))
+    audit = model_audit({"record": record, "b": candidate}, length=len(record))
+    trace = index_of(audit.sequences)
+    runs = [
+        run_rows(trace, name, audit.tables[name], logit_dtype=dtype)
+        for name, dtype in (("record", "float32"), ("b", "bfloat16"))
+    ]
+    changes = top_changes(align(trace, *runs, record=runs[0]))
+    assert changes is not None
+    return changes
+
+
+def test_rounding_alone_makes_ties_and_no_flips() -> None:
+    changes = rounded_pair(0.0)
+    assert changes.flip.sum() == 0
+    assert changes.tie_change.sum() > 100
+    assert changes.expected is not None
+    assert changes.expected.sum() < 0.04 * changes.tie_change.sum()
+
+
+@pytest.mark.parametrize("sigma", [0.05, 0.1, 0.2])
+def test_a_healthy_rounded_candidate_has_about_the_expected_flips(sigma: float) -> None:
+    # Third-best tokens, which the formula leaves out, add to the flips as the noise grows.
+    changes = rounded_pair(sigma)
+    assert changes.expected is not None
+    expected = changes.expected.sum()
+    assert expected > 50
+    error = 3 * np.sqrt(expected) / expected
+    assert 0.9 - error < changes.flip.sum() / expected < 1.2 + error
+
+
+def test_two_coarse_runs_have_no_expectation() -> None:
+    record = bfloat16(np.random.default_rng(1).normal(20, 2, (400, VOCABULARY)))
+    candidate = bfloat16(record + np.random.default_rng(2).normal(0, 0.1, record.shape))
+    changes = changes_of(record, candidate, "bfloat16")
+    assert changes.expected is None
+    assert "steps" in str(changes.why_no_expected)
+    assert changes.hard is not None
 
 
 def test_gaussian_noise_gives_about_the_expected_flips_and_no_hard_ones() -> None:

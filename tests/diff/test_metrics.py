@@ -21,6 +21,7 @@ from tests.diff.synthetic import (
 from trace_audit.diff.align import AlignedPair, align, run_rows
 from trace_audit.diff.bootstrap import Resampler
 from trace_audit.diff.catalog import CATALOG
+from trace_audit.diff.catalog_rl import RL
 from trace_audit.diff.flips import top_changes
 from trace_audit.diff.kl_metrics import kl_coverage, pair_kl
 from trace_audit.diff.metrics import MetricTable, unequal_rows
@@ -272,9 +273,9 @@ def test_reverse_kl_of_a_gross_fault_is_printed_as_a_bound() -> None:
     assert not metrics["kl.mean"].at_least
 
 
-def test_k1_and_k3_are_not_printed_as_kl_on_a_greedy_trace() -> None:
+def test_what_needs_a_sample_is_not_printed_on_a_greedy_trace() -> None:
     metrics = table_of(pair_from(model_audit(runs(), length=24), "b"))
-    for name in ("kl.k1", "kl.k3"):
+    for name in ("kl.k1", "kl.k2", "kl.k3", *RL):
         assert metrics[name].value is None
         assert "greedy" in str(metrics[name].note)
 
@@ -295,6 +296,7 @@ def test_k1_and_k3_on_a_sampled_trace() -> None:
     # exp(delta) - 1 - delta with delta = candidate minus baseline; swapped, it would be 0.0855.
     expected = sum(math.exp(d) - 1 - d for d in DELTAS) / 4
     assert value(metrics, "kl.k3") == pytest.approx(expected, rel=1e-5)
+    assert value(metrics, "kl.k2") == pytest.approx(sum(d * d for d in DELTAS) / 8)
     swapped = sum(math.exp(-d) - 1 + d for d in DELTAS) / 4
     assert abs(expected - swapped) > 0.01
 
@@ -304,8 +306,9 @@ def test_k1_and_k3_need_samples_of_the_baseline_at_temperature_one(
     arguments: tuple[float | None, str],
 ) -> None:
     metrics = sampled(*arguments)
-    assert metrics["kl.k1"].value is None
-    assert metrics["kl.k3"].note
+    for name in ("kl.k1", "kl.k2", "kl.k3", *RL):
+        assert metrics[name].value is None
+        assert metrics[name].note
 
 
 def test_flip_shares_and_excess() -> None:
@@ -331,7 +334,7 @@ def test_flip_shares_and_excess() -> None:
 
 def test_excess_is_not_shown_under_five_expected_flips() -> None:
     record = np.random.default_rng(1).normal(0, 2, (200, 40))
-    audit = model_audit({"record": record, "b": record + 1e-7}, length=100)
+    audit = model_audit({"record": record, "b": record + 1e-4 * np.sin(record)}, length=100)
     excess = table_of(pair_from(audit, "b"))["flip.excess"]
     assert excess.value is None
     assert "expected flips" in str(excess.note)

@@ -188,6 +188,35 @@ def test_an_unknown_run_exits_2(audit: Path, capsys: pytest.CaptureFixture[str])
     assert "'noisy'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--candidate", "same", "--profile", "bitwise"], 0),
+        (["--candidate", "noisy", "--profile", "bitwise"], 1),
+        (["--candidate", "noisy", "--fail-on", "kl.mean > 1"], 0),
+        (["--candidate", "noisy", "--fail-on", "flip.hard > 1e-6"], 3),
+        (["--candidate", "imported", "--fail-on", "kl.mean > 1"], 4),
+        (["--candidate", "noisy", "--profile", "rl"], 2),
+    ],
+)
+def test_verdicts_on_stored_runs(audit: Path, arguments: list[str], code: int) -> None:
+    assert run(["diff", "report", str(audit), *arguments]) == code
+
+
+def test_stored_repeats_are_a_floor(audit: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    opened = AuditDir.open(audit)
+    repeat = {**run_info("noisy"), "repeat_of": "noisy", "repeat_kind": "rerun"}
+    _write_run(opened, "noisy-repeat2", opened.read_tokens("noisy"), repeat)
+    arguments = ["--candidate", "noisy", "--fail-on", "kl.mean > 1", "--require-floor"]
+    assert run(["diff", "report", str(audit), *arguments]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Floor: rerun of noisy, 2 runs, 1 pair: the floor is exactly 0" in text
+    document = json.loads((audit / "diffs" / "noisy-vs-record.json").read_text())
+    assert document["pairs"][0]["verdict"]["outcome"] == "pass"
+    floors = {m["name"]: m["floor"] for m in document["pairs"][0]["metrics"]}
+    assert (floors["kl.mean"]["value"], floors["kl.mean"]["ratio"]) == (0.0, None)
+
+
 def test_a_read_only_audit_is_told_about_no_save(
     audit: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trace_audit.errors import InvalidComparisonError, UsageError
+from trace_audit.errors import UsageError
 
 if TYPE_CHECKING:
     from trace_audit.diff.compare import Comparison
@@ -27,7 +27,9 @@ def diff() -> None:
 @diff.command()
 @click.argument("directory", type=_DIRECTORY)
 @click.option(
-    "--baseline", default="record", show_default=True, metavar="RUN", help="Run to compare with."
+    "--baseline",
+    metavar="RUN",
+    help="Run to compare with.  [default: record; imported with --profile rl]",
 )
 @click.option(
     "--candidate",
@@ -37,43 +39,87 @@ def diff() -> None:
     help="Run under test; repeatable. Default: every other complete run.",
 )
 @click.option(
+    "--profile",
+    metavar="NAME|FILE",
+    help="Gate with a profile: bitwise, kernel, kv8, w8, w4, rl, or a TOML file.",
+)
+@click.option(
+    "--fail-on",
+    "expressions",
+    multiple=True,
+    metavar="EXPR",
+    help="Gate a metric, as 'kl.mean > 3e-3' or 'abs.p99 > 3*floor'; repeatable.",
+)
+@click.option(
+    "--inconclusive",
+    type=click.Choice(["fail", "pass"]),
+    help="What an inconclusive verdict counts as, instead of exit code 3.",
+)
+@click.option("--require-floor", is_flag=True, help="A gate without a measured floor is invalid.")
+@click.option("--referee", metavar="RUN", help="Say which of the two sides is nearer to this run.")
+@click.option(
     "--format",
     "output_format",
-    type=click.Choice(["terminal", "json", "markdown"]),
+    type=click.Choice(["terminal", "json", "markdown", "junit"]),
     default="terminal",
     show_default=True,
     help="How the report is written.",
+)
+@click.option(
+    "--max-chars",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Shorten Markdown to this, the worst tokens first and the verdict never.",
 )
 @click.option("--output", type=_DIRECTORY, metavar="FILE", help="Write the report to this file.")
 @click.option("--no-save", is_flag=True, help="Leave DIRECTORY/diffs alone.")
 def report(
     directory: Path,
-    baseline: str,
+    baseline: str | None,
     candidates: tuple[str, ...],
+    profile: str | None,
+    expressions: tuple[str, ...],
+    inconclusive: str | None,
+    require_floor: bool,
+    referee: str | None,
     output_format: str,
+    max_chars: int | None,
     output: Path | None,
     no_save: bool,
-) -> None:
+) -> int:
     """Report how runs differ, and save the per-token diffs in DIRECTORY/diffs.
 
     Delta is candidate minus baseline log-probability of the same token, in nats; positive means
-    that the candidate is more confident. Exits 4 if a run cannot be compared.
+    that the candidate is more confident. With --profile or --fail-on the exit code is the verdict:
+    0 pass, 1 fail, 3 inconclusive, 4 invalid. Without, it is 0, or 4 if a run cannot be compared.
     """
+    from trace_audit.cli.gating import (
+        check_profile,
+        chosen_baseline,
+        chosen_profile,
+        make_gating,
+        tell,
+    )
     from trace_audit.diff.compare import compare_all
+    from trace_audit.diff.gate import exit_code
 
+    if max_chars is not None and output_format != "markdown":
+        raise UsageError("--max-chars shortens Markdown only.", hint="Add --format markdown.")
+    gates = chosen_profile(profile)
+    gating = make_gating(gates, expressions, inconclusive=inconclusive, require_floor=require_floor)
     source = _open(directory)
-    names = candidates or tuple(n for n in source.audit.run_names() if n != baseline)
-    summary, comparisons = compare_all(source, baseline, tuple(dict.fromkeys(names)))
+    check_profile(source, gates)
+    reference = chosen_baseline(source, baseline, gates)
+    others = (n for n in source.audit.run_names() if n not in (reference, referee))
+    names = candidates or tuple(others)
+    summary, comparisons = compare_all(
+        source, reference, tuple(dict.fromkeys(names)), gating, referee=referee
+    )
     if not no_save:
         _save(directory, summary, comparisons)
-    _emit(_rendered(summary, output_format, output), output)
-    if summary.invalid:
-        first = summary.invalid[0]
-        raise InvalidComparisonError(
-            f"{len(summary.invalid)} of {len(summary.invalid) + len(comparisons)} candidates "
-            f"cannot be compared; {first.candidate}: {first.message}",
-            hint=first.hint,
-        )
+    _emit(_rendered(summary, output_format, output, max_chars), output)
+    tell(summary, output)
+    return exit_code(summary)
 
 
 @diff.command()
@@ -155,7 +201,9 @@ def _row(comparison: Comparison, sequence: str, step: int) -> int:
     return int(rows[0])
 
 
-def _rendered(summary: ReportSummary, output_format: str, output: Path | None) -> str:
+def _rendered(
+    summary: ReportSummary, output_format: str, output: Path | None, max_chars: int | None
+) -> str:
     if output_format == "json":
         from trace_audit.report.as_json import render_json
 
@@ -163,7 +211,11 @@ def _rendered(summary: ReportSummary, output_format: str, output: Path | None) -
     if output_format == "markdown":
         from trace_audit.report.markdown import render_markdown
 
-        return render_markdown(summary)
+        return render_markdown(summary, max_chars=max_chars)
+    if output_format == "junit":
+        from trace_audit.report.junit import render_junit
+
+        return render_junit(summary)
     from trace_audit.report.terminal import render_terminal
 
     width, color = _target(output)

@@ -34,6 +34,8 @@ COMMANDS = {
     "record": _command("record", "Record a token trace and its reference logprobs."),
     "replay": _command("replay", "Replay a trace under other configurations."),
     "diff": _command("diff", "Compare runs of one audit token by token."),
+    "gate": _command("gate", "Make a profile of gates for `diff report`."),
+    "explain": _command("explain", "Explain a metric: formula, unit, when it is valid, source."),
     "ls": _command("ls", "List the runs of an audit."),
     "verify": _command("verify", "Check the files of an audit against their checksums."),
     "env": _command("env", "Show what the machine and the libraries are."),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,9 +13,14 @@ from trace_audit.diff.bootstrap import Resampler
 from trace_audit.diff.details import TokenDetails
 from trace_audit.diff.expected import checked, expectation
 from trace_audit.diff.flips import TopChanges, top_changes
+from trace_audit.diff.floor import FloorBook, MeasuredFloor, gap_change_floor, with_floors
+from trace_audit.diff.gate import judge
 from trace_audit.diff.kl import KLTerms
 from trace_audit.diff.kl_metrics import kl_coverage, pair_kl
 from trace_audit.diff.metrics import MetricTable, unequal_rows
+from trace_audit.diff.pair_structure import pair_structure
+from trace_audit.diff.profiles import PROFILE_FLOOR_FACTOR
+from trace_audit.diff.referee import check_referee, judged_by
 from trace_audit.diff.source import AuditSource
 from trace_audit.diff.structure import first_place, influence, position_buckets, worst_rows
 from trace_audit.diff.summary import (
@@ -25,6 +30,7 @@ from trace_audit.diff.summary import (
     PairSummary,
     ReportSummary,
 )
+from trace_audit.diff.verdict import Gating, Referee
 from trace_audit.errors import InvalidComparisonError, UsageError
 
 NUM_WORST = 10
@@ -41,8 +47,22 @@ class Comparison:
     summary: PairSummary
 
 
-def compare(source: AuditSource, baseline: str, candidate: str) -> Comparison:
+def compare(
+    source: AuditSource,
+    baseline: str,
+    candidate: str,
+    *,
+    book: FloorBook | None = None,
+    referee: str | None = None,
+) -> Comparison:
     """Compares two runs of an audit.
+
+    Args:
+        source: Where the runs are.
+        baseline: Run to compare with.
+        candidate: Run under test.
+        book: Floors that were measured already.
+        referee: Run that says which of the two is nearer to it.
 
     Raises:
         InvalidComparisonError: They cannot be compared.
@@ -56,16 +76,24 @@ def compare(source: AuditSource, baseline: str, candidate: str) -> Comparison:
         record=source.record_rows(),
     )
     kl, reverse = pair_kl(pair)
-    changes = top_changes(pair)
+    floors = (book or FloorBook(source)).floors(baseline, candidate)
+    changes = top_changes(pair, gap_floor=gap_change_floor(floors))
     details = TokenDetails(source, pair, kl, changes)
-    summary = _pair_summary(source, pair, kl, reverse, changes, details)
+    summary = _pair_summary(source, pair, kl, reverse, changes, details, floors)
+    if referee is not None:
+        summary = replace(summary, referee=_referee(source, pair, summary, referee))
     return Comparison(pair=pair, kl=kl, changes=changes, details=details, summary=summary)
 
 
 def compare_all(
-    source: AuditSource, baseline: str, candidates: Sequence[str]
+    source: AuditSource,
+    baseline: str,
+    candidates: Sequence[str],
+    gating: Gating | None = None,
+    *,
+    referee: str | None = None,
 ) -> tuple[ReportSummary, list[Comparison]]:
-    """Compares several candidates with one baseline.
+    """Compares several candidates with one baseline, and judges each if there is a ``gating``.
 
     A candidate that cannot be compared becomes an :class:`InvalidPair` if there are others; alone
     it is an error.
@@ -75,12 +103,15 @@ def compare_all(
         InvalidComparisonError: No candidate can be compared.
     """
     check_candidates(baseline, candidates)
+    check_referee(referee, baseline, tuple(candidates))
     done: list[Comparison] = []
     invalid: list[InvalidPair] = []
     errors: list[InvalidComparisonError] = []
+    book = FloorBook(source)
     for candidate in candidates:
         try:
-            done.append(compare(source, baseline, candidate))
+            comparison = compare(source, baseline, candidate, book=book, referee=referee)
+            done.append(_judged(comparison, gating))
         except InvalidComparisonError as error:
             errors.append(error)
             invalid.append(InvalidPair(candidate=candidate, message=error.message, hint=error.hint))
@@ -96,6 +127,7 @@ def compare_all(
             pairs=pairs,
             invalid=tuple(invalid),
             next_commands=_next_commands(str(source.audit.path), baseline, pairs),
+            gating=gating,
         ),
         done,
     )
@@ -119,6 +151,19 @@ def check_candidates(baseline: str, candidates: Sequence[str]) -> None:
         )
 
 
+def _judged(comparison: Comparison, gating: Gating | None) -> Comparison:
+    if gating is None:
+        return comparison
+    summary = comparison.summary
+    return replace(comparison, summary=replace(summary, verdict=judge(summary, gating)))
+
+
+def _referee(source: AuditSource, pair: AlignedPair, summary: PairSummary, name: str) -> Referee:
+    kl = summary.metric("kl.mean")
+    margin = 0.0 if kl is None or kl.floor is None else PROFILE_FLOOR_FACTOR * kl.floor.value
+    return judged_by(pair, source.rows(name), Resampler(len(pair.group_ids)), margin=margin)
+
+
 def _cost(comparison: Comparison) -> tuple[float, str]:
     seconds = comparison.summary.candidate.engine_seconds
     return (np.inf if seconds is None else seconds, comparison.summary.candidate.name)
@@ -131,6 +176,7 @@ def _pair_summary(
     reverse: KLTerms | None,
     changes: TopChanges | None,
     details: TokenDetails,
+    floors: Sequence[MeasuredFloor],
 ) -> PairSummary:
     names = (pair.baseline_name, pair.candidate_name)
     baseline, candidate = (identity.run_identity(name, source.info(name)) for name in names)
@@ -140,6 +186,9 @@ def _pair_summary(
     table = MetricTable(pair, resampler)
     unequal = unequal_rows(pair)
     bitwise = unequal is not None and not unequal.any()
+    refused = source.excess_refused(*names)
+    metrics = () if bitwise else table.metrics(kl, reverse, changes, excess_refused=refused)
+    metrics = with_floors(metrics, floors)
     return PairSummary(
         baseline=baseline,
         candidate=candidate,
@@ -157,7 +206,7 @@ def _pair_summary(
         effective_n=table.effective_n,
         design_effect=table.design_effect,
         influence=influence(pair),
-        metrics=() if bitwise else table.metrics(kl, reverse, changes),
+        metrics=metrics,
         kl_coverage=kl_coverage(kl, reverse),
         flips=_flip_summary(changes, details),
         first_difference=first_place(pair, (pair.delta != 0) if unequal is None else unequal),
@@ -165,6 +214,8 @@ def _pair_summary(
         first_non_finite=first_place(pair, ~pair.finite),
         buckets=position_buckets(pair, resampler),
         worst=tuple(details.token(row) for row in worst_rows(pair, NUM_WORST)),
+        floors=tuple(floor.summary for floor in floors),
+        structure=None if bitwise else pair_structure(pair, resampler, kl, metrics, candidate),
     )
 
 

@@ -20,8 +20,8 @@ from trace_audit.diff.intervals import (
     rare_share_interval,
     t_interval,
 )
-from trace_audit.diff.quantiles import bootstrap_quantiles
-from trace_audit.diff.summary import Interval
+from trace_audit.diff.metric import Interval
+from trace_audit.diff.quantiles import quantile_interval
 
 MAX_T_GROUPS = 100
 FEW_EVENTS = 20
@@ -89,6 +89,19 @@ class GroupedTokens:
             detectable=detectable_change(error, self.num_groups),
         )
 
+    def ratio(self, numerator: FloatArray, denominator: FloatArray) -> Estimate:
+        """Sum over sum, paired by group (float64 [N] each; the denominator's sum is positive)."""
+        totals, sizes = self.sums(numerator), self.sums(denominator)
+        value = float(totals.sum() / sizes.sum())
+        if self.num_groups < 2:
+            return Estimate(value=value)
+        error = self._standard_error(totals, sizes, value)
+        return Estimate(
+            value=value,
+            interval=self._ratio_interval(totals, sizes, value, error),
+            detectable=detectable_change(error, self.num_groups),
+        )
+
     def share(self, events: NDArray[np.bool_]) -> Estimate:
         """Share of tokens with an event; exact binomial rules when events (or misses) are few."""
         estimate = self.mean(events.astype(np.float64))
@@ -117,23 +130,18 @@ class GroupedTokens:
         return Estimate(value=value, interval=self._bootstrap_interval(totals))
 
     def quantiles(self, values: FloatArray, levels: tuple[float, ...]) -> list[Estimate]:
-        """Quantiles of non-negative values (float64 [N]) with bootstrap intervals."""
-        points = np.quantile(values, levels)
+        """Quantiles of non-negative values (float64 [N]) with order-statistics intervals."""
+        ordered = np.sort(values)
+        points = np.quantile(ordered, levels)
         if self.num_groups < 2:
             return [Estimate(value=float(point)) for point in points]
-        intervals = bootstrap_quantiles(values, self._group, self._resampler, levels)
-        effective_n = len(values) / self._design_effect
-        return [
-            Estimate(
-                value=float(point),
-                # Histogram bins are 4 % wide: never let that exclude the exact point value.
-                interval=Interval(
-                    low=min(low, float(point)), high=max(high, float(point)), method="bootstrap"
-                ),
-                effective_n=effective_n,
-            )
-            for point, (low, high) in zip(points, intervals, strict=True)
-        ]
+        found = []
+        for level, point in zip(levels, points.tolist(), strict=True):
+            effect = self.design_effect((values > point).astype(np.float64))
+            effective_n = len(values) / (effect or 1.0)
+            bounds = quantile_interval(ordered, level, effective_n, self.num_groups)
+            found.append(Estimate(value=point, interval=bounds, effective_n=effective_n))
+        return found
 
     def design_effect(self, values: FloatArray) -> float | None:
         """Variance of the grouped mean over that of independent tokens, at least 1."""

@@ -28,6 +28,9 @@ class TopChanges:
         candidate_gap: float64, the candidate's gap between those same ids, signed.
         ulp: float64, unit in the last place of the stored logits at the top logit, the coarser of
             the two runs; None where neither run's logit dtype is known.
+        baseline_ulp: float64, that of the baseline; None where its logit dtype is not known.
+        candidate_ulp: float64, that of the candidate.
+        gap_floor: p99 of |gap_B - gap_A| between repeats of one run, nats; 0 without repeats.
     """
 
     known: NDArray[np.bool_]
@@ -36,6 +39,9 @@ class TopChanges:
     gap: FloatArray
     candidate_gap: FloatArray
     ulp: FloatArray | None
+    baseline_ulp: FloatArray | None = None
+    candidate_ulp: FloatArray | None = None
+    gap_floor: float = 0.0
 
     @cached_property
     def gap_change(self) -> FloatArray:
@@ -48,14 +54,14 @@ class TopChanges:
         """s = max(1.4826 median |gap_B - gap_A|, u / 2) of each position: float64 [N]."""
         if self.ulp is None or not len(self.gap_change):
             return None
-        return np.maximum(_MAD_TO_SIGMA * float(np.median(self.gap_change)), self.ulp / 2)
+        return np.maximum(self.scatter, self.ulp / 2)
 
     @cached_property
     def threshold(self) -> FloatArray | None:
-        """tau = max(3 s, 2 u) of each position: float64 [N]."""
+        """tau = max(3 s, 2 u, gap_floor) of each position: float64 [N]."""
         if self.scale is None or self.ulp is None:
             return None
-        return np.maximum(3 * self.scale, 2 * self.ulp)
+        return np.maximum(np.maximum(3 * self.scale, 2 * self.ulp), self.gap_floor)
 
     @cached_property
     def hard(self) -> NDArray[np.bool_] | None:
@@ -69,20 +75,65 @@ class TopChanges:
 
     @cached_property
     def expected(self) -> FloatArray | None:
-        """Probability that noise of size s flips each position, Phi(-gap / s): float64 [N].
+        """Probability that noise flips each position: float64 [N]; None where it is not known.
 
-        Zero where the gap is zero: a change there is a tie change, not a flip.
+        With x ~ N(gap, sigma^2) the gap before the candidate's logits are rounded, a strict flip
+        is left after rounding with probability min(1, max(0, -x) / u_B): rounding alone never
+        turns an order round, it only makes ties. Rounding two logits adds u_B^2 / 6 to the variance
+        of the gap, which is taken off the observed one.
         """
-        if self.scale is None:
+        if self.why_no_expected is not None or self.candidate_ulp is None:
             return None
-        expected = np.zeros(len(self.gap))
         counted = self.known & (self.gap > 0)
-        expected[counted] = normal_cdf(-self.gap[counted] / self.scale[counted])
+        unit = self.candidate_ulp[counted]
+        # Zero where the gap is zero: a change there is a tie change, not a flip.
+        expected = np.zeros(len(self.gap))
+        expected[counted] = _rounded_flips(self.gap[counted], self.scatter, unit)
         return expected
 
+    @cached_property
+    def scatter(self) -> float:
+        """1.4826 median |gap_B - gap_A|, nats; 0 where no gap is known in both runs."""
+        change = self.gap_change
+        return _MAD_TO_SIGMA * float(np.median(change)) if len(change) else 0.0
 
-def top_changes(pair: AlignedPair) -> TopChanges | None:
-    """Compares the best tokens; None where a run does not have its own best tokens."""
+    @cached_property
+    def why_no_expected(self) -> str | None:
+        """Why no number of flips can be expected; None where one can."""
+        if self.candidate_ulp is None or not len(self.gap_change):
+            return "the candidate does not state the dtype of its logits"
+        if self.baseline_ulp is None:
+            return "the baseline does not state the dtype of its logits"
+        finer = np.fmin(self.baseline_ulp, self.candidate_ulp)
+        if float(np.nanmedian(finer)) > self.scatter / 2:
+            # The median gap change is then a step of the grid, whatever the noise is.
+            return "gaps move by steps of both runs' logits, so their noise is not known"
+        return None
+
+
+def _rounded_flips(gap: FloatArray, scatter: float, unit: FloatArray) -> FloatArray:
+    """E[min(1, max(0, -x) / unit)] for x ~ N(gap, scatter^2 - unit^2 / 6): float64 [N]."""
+    sigma = np.sqrt(np.maximum(scatter**2 - unit**2 / 6, np.finfo(np.float64).tiny))
+    flips: FloatArray = (_mean_positive(-gap, sigma) - _mean_positive(-gap - unit, sigma)) / unit
+    return np.clip(flips, 0.0, 1.0)
+
+
+def _mean_positive(mean: FloatArray, sigma: FloatArray) -> FloatArray:
+    """E[max(0, x)] for x ~ N(mean, sigma^2): float64 [N]."""
+    # Beyond 38 sigma the density is zero in float64, and squares would overflow.
+    z = np.clip(mean / sigma, -40.0, 40.0)
+    density = np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
+    positive: FloatArray = mean * normal_cdf(z) + sigma * density
+    return positive
+
+
+def top_changes(pair: AlignedPair, *, gap_floor: float = 0.0) -> TopChanges | None:
+    """Compares the best tokens; None where a run does not have its own best tokens.
+
+    Args:
+        pair: N aligned rows.
+        gap_floor: p99 of the gap's change between repeats of one run, nats.
+    """
     baseline, candidate = pair.baseline, pair.candidate
     if _top(baseline) is None or _top(candidate) is None:
         return None
@@ -93,13 +144,21 @@ def top_changes(pair: AlignedPair) -> TopChanges | None:
     known = pair.finite & np.isfinite(best_a[:, 0]) & np.isfinite(best_b[:, 0])
     changed = known & (ids_a[:, 0] != ids_b[:, 0])
     strict = _strictly_below(in_b[0], candidate) & _strictly_below(in_a, baseline)
+    ulps = (
+        _ulp(baseline, pair.baseline_logit_dtype),
+        _ulp(candidate, pair.candidate_logit_dtype),
+    )
+    stated = [ulp for ulp in ulps if ulp is not None]
     return TopChanges(
         known=known,
         flip=changed & strict,
         tie_change=changed & ~strict,
         gap=np.where(known, best_a[:, 0] - best_a[:, 1], np.nan),
         candidate_gap=np.where(known, in_b[0] - in_b[1], np.nan),
-        ulp=_coarser_ulp(pair),
+        ulp=np.fmax.reduce(stated) if stated else None,
+        baseline_ulp=ulps[0],
+        candidate_ulp=ulps[1],
+        gap_floor=gap_floor,
     )
 
 
@@ -162,14 +221,7 @@ def _strictly_below(logprob: FloatArray, run: RunColumns) -> NDArray[np.bool_]:
     return np.where(np.isnan(logprob), last < best, logprob < best)
 
 
-def _coarser_ulp(pair: AlignedPair) -> FloatArray | None:
-    sides = (
-        (pair.baseline, pair.baseline_logit_dtype),
-        (pair.candidate, pair.candidate_logit_dtype),
-    )
-    units = [
-        unit_in_last_place(run.top_logprobs[:, 0] + run.logsumexp, dtype)
-        for run, dtype in sides
-        if dtype is not None and run.top_logprobs is not None and run.logsumexp is not None
-    ]
-    return np.fmax.reduce(units) if units else None
+def _ulp(run: RunColumns, dtype: str | None) -> FloatArray | None:
+    if dtype is None or run.top_logprobs is None or run.logsumexp is None:
+        return None
+    return unit_in_last_place(run.top_logprobs[:, 0] + run.logsumexp, dtype)

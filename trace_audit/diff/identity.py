@@ -172,6 +172,43 @@ def check_comparable(baseline: Mapping[str, Any], candidate: Mapping[str, Any], 
         )
 
 
+def why_no_repeat(first: Mapping[str, Any], other: Mapping[str, Any], kind: str) -> str | None:
+    """Why a run that says it repeats another is no repeat of it; None if it is one.
+
+    Args:
+        first: run.json of the run it says it repeats.
+        other: Its own run.json.
+        kind: ``rerun`` or ``batch``; the latter is scheduled otherwise on purpose.
+    """
+    runs = [run_identity("", info) for info in (first, other)]
+    if runs[0].model_fingerprint != runs[1].model_fingerprint:
+        return "it is another checkpoint"
+    if runs[0].environment_fingerprint != runs[1].environment_fingerprint:
+        return "its environment differs"
+    if kind == "rerun" and (changed := differences(runs[0].resolved, runs[1].resolved)):
+        return f"its configuration differs ({', '.join(d.key for d in changed)})"
+    return None
+
+
+def why_no_excess(
+    record: RunIdentity | None, baseline: RunIdentity, candidate: RunIdentity
+) -> str | None:
+    """Why KL(record, candidate) / KL(record, baseline) has no meaning; None if it has one."""
+    if record is None:
+        return "the audit has no record run"
+    if baseline.name == record.name:
+        return f"the baseline is {record.name} itself; name a --baseline of the candidate's dtype"
+    dtypes = [run.resolved.get("engine.dtype") for run in (record, baseline, candidate)]
+    if dtypes[0] != "float32":
+        return f"it needs a float32 record, and this one is {dtypes[0] or 'of unknown dtype'}"
+    if dtypes[1] is None or dtypes[1] != dtypes[2]:
+        return (
+            "it needs a baseline of the candidate's dtype, and they are "
+            f"{dtypes[1] or 'unknown'} and {dtypes[2] or 'unknown'}"
+        )
+    return None
+
+
 def warnings(
     baseline: RunIdentity,
     candidate: RunIdentity,

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trace_audit.diff.align import AlignedPair
 from trace_audit.diff.catalog import absent, as_lower_bound, metric
+from trace_audit.diff.columns import RunColumns
 from trace_audit.diff.estimators import GroupedTokens
 from trace_audit.diff.kl import KLTerms, fixed_support, fixed_support_kl
 from trace_audit.diff.summary import KLCoverage, Metric
 
 Grouped = Callable[[NDArray[np.bool_]], GroupedTokens]
 
-_MAX_HEAVY_SHARE = 0.05
+MAX_HEAVY_SHARE = 0.05
 _SAMPLED_BY = {"sampled": "record", "imported": "imported"}
 
 
@@ -30,12 +32,27 @@ def pair_kl(pair: AlignedPair) -> tuple[KLTerms | None, KLTerms | None]:
 
 
 def kl_metrics(
-    pair: AlignedPair, grouped: Grouped, kl: KLTerms | None, reverse: KLTerms | None
+    pair: AlignedPair,
+    grouped: Grouped,
+    kl: KLTerms | None,
+    reverse: KLTerms | None,
+    *,
+    excess_refused: str | None,
 ) -> list[Metric]:
-    """The section "kl" of the table."""
+    """The section "kl" of the table.
+
+    Args:
+        pair: The aligned runs.
+        grouped: Groups of some of its rows.
+        kl: KL(baseline || candidate) of each row, where it can be had.
+        reverse: KL(candidate || baseline) of each row.
+        excess_refused: Why `kl.excess` has no meaning here; None if it has one.
+    """
+    faults = 0 if kl is None else candidate_faults(pair.baseline, kl)
     return [
-        *_direction(grouped, kl, "kl.mean", "kl.lower"),
-        *_direction(grouped, reverse, "kl.reverse", "kl.reverse_lower"),
+        *_direction(grouped, kl, "kl.mean", "kl.lower", faults),
+        *_direction(grouped, reverse, "kl.reverse", "kl.reverse_lower", faults),
+        _excess(pair, grouped, excess_refused),
         *_sampled_estimators(pair, grouped),
     ]
 
@@ -62,7 +79,35 @@ def heavy_tail_share(terms: KLTerms) -> float | None:
     return float(estimate[terms.heavy_tail[terms.usable]].sum()) / total
 
 
-def _direction(grouped: Grouped, terms: KLTerms | None, name: str, bound: str) -> list[Metric]:
+def candidate_faults(baseline: RunColumns, kl: KLTerms) -> int:
+    """Rows where KL(baseline || candidate) is infinite, or no number by the candidate's doing."""
+    support, tail = baseline.support_logprobs, baseline.log_tail_mass
+    assert support is not None
+    assert tail is not None
+    sound = ~(np.isnan(support).any(axis=1) | np.isnan(tail))
+    return int((kl.infinite | (kl.non_finite & sound)).sum())
+
+
+def _excess(pair: AlignedPair, grouped: Grouped, refused: str | None) -> Metric:
+    """KL(record || candidate) over KL(record || baseline), on the rows that have both."""
+    if refused is not None:
+        return absent("kl.excess", refused)
+    a, b = fixed_support(pair.baseline), fixed_support(pair.candidate)
+    record = fixed_support(pair.record)
+    if a is None or b is None or record is None or pair.record is None:
+        return absent("kl.excess", "a run has no logprobs at the fixed support")
+    ids = pair.support_token_ids
+    near, far = (fixed_support_kl(record, side, record, ids) for side in (a, b))
+    used = near.usable & far.usable
+    if not near.estimate[used].sum() > 0:
+        return absent("kl.excess", f"{pair.baseline_name} equals the record; gate on kl.mean")
+    excess = metric("kl.excess", grouped(used).ratio(far.estimate[used], near.estimate[used]))
+    return replace(excess, unbounded=candidate_faults(pair.record, far))
+
+
+def _direction(
+    grouped: Grouped, terms: KLTerms | None, name: str, bound: str, faults: int
+) -> list[Metric]:
     if terms is None:
         reason = "a run has no logprobs at the fixed support"
         return [absent(name, reason), absent(bound, reason)]
@@ -72,14 +117,15 @@ def _direction(grouped: Grouped, terms: KLTerms | None, name: str, bound: str) -
     tokens = grouped(terms.usable)
     lower = metric(bound, tokens.mean(terms.lower_bound[terms.usable]))
     share = heavy_tail_share(terms)
-    if share is not None and share > _MAX_HEAVY_SHARE:
+    if share is not None and share > MAX_HEAVY_SHARE:
         # Few draws then stand for a tail they were not drawn from; only the bound is sound.
         note = f"{share:.0%} of the estimate comes from tails over 4 times the record run's"
         estimate = tokens.mean(terms.lower_bound[terms.usable])
         return [as_lower_bound(metric(name, estimate), note), lower]
     infinite = int(terms.infinite.sum())
     note_infinite = f"infinite at {infinite} tokens, which are left out" if infinite else None
-    return [metric(name, tokens.mean(terms.estimate[terms.usable]), note=note_infinite), lower]
+    value = metric(name, tokens.mean(terms.estimate[terms.usable]), note=note_infinite)
+    return [replace(value, unbounded=faults), lower]
 
 
 def _why_unusable(terms: KLTerms) -> str:
@@ -89,22 +135,26 @@ def _why_unusable(terms: KLTerms) -> str:
 
 
 def _sampled_estimators(pair: AlignedPair, grouped: Grouped) -> list[Metric]:
-    reason = _why_not_sampled(pair)
+    reason = why_not_sampled(pair)
     if reason is not None:
-        return [absent("kl.k1", reason), absent("kl.k3", reason)]
+        return [absent(name, reason) for name in ("kl.k1", "kl.k2", "kl.k3")]
     tokens = grouped(pair.finite)
     delta = pair.delta[pair.finite]
     note = "is KL if the tokens were sampled at temperature 1 without top-p or top-k"
     return [
         metric("kl.k1", tokens.mean(-delta), note=note),
+        metric("kl.k2", tokens.mean(delta**2 / 2), note=note),
         metric("kl.k3", tokens.mean(np.expm1(delta) - delta), note=note),
     ]
 
 
-def _why_not_sampled(pair: AlignedPair) -> str | None:
-    """k1 and k3 estimate KL(A || B) only on tokens that were sampled from A."""
+def why_not_sampled(pair: AlignedPair) -> str | None:
+    """Why the tokens are no sample of the baseline A; None if they are one.
+
+    k1, k2, k3 and importance ratios say something of A and B only on such tokens.
+    """
     if "greedy" in pair.sources:
-        return "a greedy trace is no sample, so k1 and k3 do not estimate KL on it"
+        return "a greedy trace is no sample, so they say nothing about KL(A || B) on it"
     samplers = {_SAMPLED_BY.get(source) for source in pair.sources}
     if samplers != {pair.baseline_name}:
         return f"the tokens were not sampled from {pair.baseline_name}"

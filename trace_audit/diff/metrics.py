@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,8 @@ from trace_audit.diff.estimators import Estimate, GroupedTokens
 from trace_audit.diff.flips import TopChanges
 from trace_audit.diff.intervals import clipped
 from trace_audit.diff.kl import KLTerms
-from trace_audit.diff.kl_metrics import kl_metrics
+from trace_audit.diff.kl_metrics import kl_metrics, why_not_sampled
+from trace_audit.diff.rl import rl_metrics
 from trace_audit.diff.summary import Interval, Metric
 
 BoolArray = NDArray[np.bool_]
@@ -43,18 +45,31 @@ class MetricTable:
         self.effective_n = None if self.design_effect is None else len(size) / self.design_effect
 
     def metrics(
-        self, kl: KLTerms | None, reverse: KLTerms | None, changes: TopChanges | None
+        self,
+        kl: KLTerms | None,
+        reverse: KLTerms | None,
+        changes: TopChanges | None,
+        *,
+        excess_refused: str | None = "the dtypes of the runs are not known",
     ) -> tuple[Metric, ...]:
-        """Every metric of the catalog, in its order."""
+        """Every metric of the catalog, in its order.
+
+        Args:
+            kl: KL(baseline || candidate) of each row, where it can be had.
+            reverse: KL(candidate || baseline) of each row.
+            changes: Changes of the best token, where they are known.
+            excess_refused: Why `kl.excess` has no meaning here; None if it has one.
+        """
         if not self.pair.finite.any():
             reason = "every candidate logprob is non-finite"
             return tuple(absent(name, reason) for name in CATALOG)
         rows = [
             *self._delta_metrics(),
             *self._probability_metrics(),
-            *kl_metrics(self.pair, self.grouped, kl, reverse),
+            *kl_metrics(self.pair, self.grouped, kl, reverse, excess_refused=excess_refused),
             *self._distribution_metrics(),
             *self._top_metrics(changes),
+            *rl_metrics(self.pair, self.grouped, why_not_sampled(self.pair)),
         ]
         order = list(CATALOG)
         return tuple(sorted(rows, key=lambda row: order.index(row.name)))
@@ -143,13 +158,13 @@ class MetricTable:
             metric("flip.all", tokens.share(changes.flip[known])),
             metric("flip.tie", tokens.share(changes.tie_change[known])),
         ]
-        if changes.hard is None or changes.near_tie is None or changes.expected is None:
+        if changes.hard is None or changes.near_tie is None:
             reason = "no run states the dtype of its logits"
-            rows += [absent(n, reason) for n in ("flip.hard", "flip.near_tie", "flip.excess")]
-            return rows
-        rows.append(metric("flip.hard", tokens.share(changes.hard[known])))
-        rows.append(metric("flip.near_tie", tokens.share(changes.near_tie[known])))
-        rows.append(_excess(tokens, changes.flip[known], changes.expected[known]))
+            rows += [absent(n, reason) for n in ("flip.hard", "flip.near_tie")]
+        else:
+            rows.append(metric("flip.hard", tokens.share(changes.hard[known])))
+            rows.append(metric("flip.near_tie", tokens.share(changes.near_tie[known])))
+        rows.append(_excess(tokens, changes))
         return rows
 
 
@@ -166,7 +181,10 @@ def unequal_rows(pair: AlignedPair) -> BoolArray | None:
     return different
 
 
-def _excess(tokens: GroupedTokens, flips: BoolArray, expected: FloatArray) -> Metric:
+def _excess(tokens: GroupedTokens, changes: TopChanges) -> Metric:
+    if changes.expected is None:
+        return absent("flip.excess", str(changes.why_no_expected))
+    flips, expected = changes.flip[changes.known], changes.expected[changes.known]
     total = float(expected.sum())
     if total < _MIN_EXPECTED_FLIPS:
         reason = f"needs {_MIN_EXPECTED_FLIPS:.0f} expected flips, noise explains {total:.2g}"
@@ -181,7 +199,7 @@ def _quantile_metrics(
     for name, estimate in zip(names, estimates, strict=True):
         scarce = name == "p99_9" and (estimate.effective_n or 0) < _TAIL_TOKENS
         note = f"under {_TAIL_TOKENS:,} effective tokens" if scarce else None
-        yield metric(f"{prefix}.{name}", estimate, note=note)
+        yield replace(metric(f"{prefix}.{name}", estimate, note=note), not_gated=note)
 
 
 def _transformed(

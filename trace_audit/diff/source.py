@@ -1,4 +1,4 @@
-"""Reads from an audit directory what comparisons need, each run at most once."""
+"""Reads from an audit directory what comparisons need, and keeps what was read last."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from trace_audit.diff.align import RunRows, run_rows
-from trace_audit.diff.identity import logit_dtype, run_identity
+from trace_audit.diff.identity import logit_dtype, run_identity, why_no_excess
 from trace_audit.diff.summary import TraceIdentity
 from trace_audit.diff.trace_index import TraceIndex, trace_index
 
@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from trace_audit.storage.vocabulary import Vocabulary
 
 RECORD = "record"
+# Record, baseline, candidate and a repeat: more runs would make memory grow with the audit.
+_RUNS_KEPT = 4
 
 
 class AuditSource:
-    """Trace, vocabulary and runs of one audit, kept once read."""
+    """Trace, vocabulary and runs of one audit; the runs used last are kept."""
 
     def __init__(self, audit: AuditDir) -> None:
         """Reads from an opened directory, when asked."""
@@ -58,16 +60,35 @@ class AuditSource:
         Raises:
             InvalidComparisonError: They do not belong to this trace.
         """
-        if name not in self._rows:
-            identity = run_identity(name, self.info(name))
-            self._rows[name] = run_rows(
-                self.trace,
-                name,
-                self.audit.read_tokens(name),
-                logit_dtype=logit_dtype(identity),
-                subset=identity.subset,
-            )
-        return self._rows[name]
+        rows = self._rows.pop(name, None)
+        if rows is None:
+            rows = self._read(name)
+        self._rows[name] = rows
+        if len(self._rows) > _RUNS_KEPT:
+            del self._rows[next(iter(self._rows))]
+        return rows
+
+    def _read(self, name: str) -> RunRows:
+        identity = run_identity(name, self.info(name))
+        return run_rows(
+            self.trace,
+            name,
+            self.audit.read_tokens(name),
+            logit_dtype=logit_dtype(identity),
+            subset=identity.subset,
+        )
+
+    def excess_refused(self, baseline: str, candidate: str) -> str | None:
+        """Why `kl.excess` of two runs has no meaning; None if it has one."""
+        names = [RECORD, baseline, candidate]
+        known = RECORD in self.audit.run_names()
+        record, *sides = (
+            run_identity(name, self.info(name)) if known or name != RECORD else None
+            for name in names
+        )
+        assert sides[0] is not None
+        assert sides[1] is not None
+        return why_no_excess(record, sides[0], sides[1])
 
     def record_rows(self) -> RunRows | None:
         """The record run, which the support was drawn from; None if the audit lacks it."""

@@ -11,55 +11,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from trace_audit.diff.metric import Interval as Interval
+from trace_audit.diff.metric import Metric as Metric
+from trace_audit.diff.metric import MetricSection as MetricSection
+from trace_audit.diff.pattern import Structure
 from trace_audit.diff.runs import Difference as Difference
 from trace_audit.diff.runs import Expectation as Expectation
 from trace_audit.diff.runs import RunIdentity as RunIdentity
+from trace_audit.diff.verdict import FloorSummary, Gating, Referee, Verdict
 
 # 1: first version.
 REPORT_FORMAT_VERSION = 1
 
-MetricSection = Literal["logprob", "probability", "distribution", "kl", "top1"]
 TopChange = Literal["none", "tie change", "flip", "hard flip", "unknown"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Interval:
-    """A 95 % confidence interval in the unit of its metric.
-
-    Attributes:
-        method: ``t``, ``bootstrap``, ``clopper-pearson`` or ``rule of three``.
-    """
-
-    low: float
-    high: float
-    method: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Metric:
-    """One number of a comparison.
-
-    Attributes:
-        name: Stable dotted name, as in docs/metrics.md.
-        unit: ``nats``, ``share`` (of tokens, 0 to 1), ``prob``, ``ratio`` (near 1), ``ppl``
-            (perplexity) or ``factor``.
-        value: None when the metric cannot be had ("n/a"); never zero in that case.
-        effective_n: Tokens over the design effect; None where it has no meaning.
-        detectable: Smallest change of the value seen with 80 % power.
-        at_least: The value is a lower bound, to be read as ">=".
-        note: The reason of an n/a, or a remark on the value.
-    """
-
-    name: str
-    label: str
-    section: MetricSection
-    unit: str
-    value: float | None
-    interval: Interval | None = None
-    effective_n: float | None = None
-    detectable: float | None = None
-    at_least: bool = False
-    note: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,6 +156,10 @@ class PairSummary:
         non_finite: Candidate rows whose logprob is not finite.
         effective_n: Tokens over the design effect of mean |delta|; None with one group.
         metrics: Empty when ``bitwise``.
+        floors: What repeats of either run say about noise; empty if there are none.
+        verdict: None when nothing was gated.
+        referee: Which side is nearer to a third run; None if none was named.
+        structure: Where the differences are; None when ``bitwise``.
     """
 
     baseline: RunIdentity
@@ -218,6 +186,10 @@ class PairSummary:
     first_non_finite: Place | None
     buckets: tuple[PositionBucket, ...]
     worst: tuple[TokenDiff, ...]
+    floors: tuple[FloorSummary, ...] = ()
+    verdict: Verdict | None = None
+    referee: Referee | None = None
+    structure: Structure | None = None
 
     def metric(self, name: str) -> Metric | None:
         """The metric of that name, or None if the table has no such row."""
@@ -267,6 +239,7 @@ class ReportSummary:
     Attributes:
         pairs: Cheapest candidate first (engine seconds), unknown cost last.
         next_commands: Commands with a word on what each shows.
+        gating: What was gated; None without a profile or ``--fail-on``.
     """
 
     format_version: int
@@ -275,3 +248,4 @@ class ReportSummary:
     pairs: tuple[PairSummary, ...]
     invalid: tuple[InvalidPair, ...]
     next_commands: tuple[tuple[str, str], ...]
+    gating: Gating | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from decimal import ROUND_CEILING, Decimal
 
 from rich.cells import cell_len
 
@@ -26,6 +27,17 @@ def number(value: float, unit: str = "nats") -> str:
     if unit == "ppl":
         return f"{value:.4f}" if abs(value) < 1e3 else _digits(value)
     return _digits(value)
+
+
+def number_up(value: float, unit: str = "nats") -> str:
+    """As :func:`number`, rounded up: a bound of what is printed is not under the value."""
+    if not math.isfinite(value) or value == 0:
+        return number(value, unit)
+    scale = 100 if unit == "share" else 1
+    exact = Decimal(value) * scale
+    places = 6 if unit == "ratio" else 2 - exact.adjusted()
+    rounded = exact.quantize(Decimal(1).scaleb(-places), rounding=ROUND_CEILING)
+    return number(float(rounded / scale), unit)
 
 
 def signed(value: float) -> str:

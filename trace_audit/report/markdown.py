@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from trace_audit.diff.summary import PairSummary, ReportSummary, TokenDiff
-from trace_audit.report import view
+from trace_audit.diff.verdict import Gating
+from trace_audit.report import gate_view, structure_view, view
 from trace_audit.report.format import (
     NOT_AVAILABLE,
     metric_value,
@@ -20,51 +21,94 @@ from trace_audit.text import escape_markdown
 
 _WORST_SHOWN = 10
 _CONTEXT = 40
+_WORST, _WHERE, _METRICS, _ABOUT = "worst tokens", "where it is", "metrics", "configurations"
+PARTS = (_WORST, _WHERE, _METRICS, _ABOUT)
 
 
-def render_markdown(summary: ReportSummary) -> str:
-    """The report as GitHub-flavoured Markdown, with a final newline."""
-    return "\n".join(_report(summary)) + "\n"
+def render_markdown(summary: ReportSummary, *, max_chars: int | None = None) -> str:
+    """The report as GitHub-flavoured Markdown, with a final newline.
+
+    Args:
+        summary: What to say.
+        max_chars: Leave out parts, in the order of ``PARTS``, until it is no longer than this.
+            Verdicts, refusals and headlines stay whatever their length.
+    """
+    for dropped in range(len(PARTS) + 1):
+        text = "\n".join(_report(summary, PARTS[:dropped])) + "\n"
+        if max_chars is None or len(text) <= max_chars:
+            break
+    return text
 
 
-def _report(summary: ReportSummary) -> Iterable[str]:
+def _report(summary: ReportSummary, without: Sequence[str]) -> Iterable[str]:
     yield "## trace-audit diff report"
     yield ""
-    yield escape_markdown(view.trace_line(summary.trace))
-    yield ""
-    yield _fixed(view.CONVENTION)
-    yield ""
+    if _ABOUT not in without:
+        yield from (escape_markdown(view.trace_line(summary.trace)), "")
+        yield from (_fixed(view.CONVENTION), "")
     for line in view.invalid_lines(summary):
         yield from (f"**{escape_markdown(line)}**", "")
     if len(summary.pairs) > 1:
         yield from _grid(summary)
     for pair in summary.pairs:
-        yield from _pair(pair)
+        yield from _verdict(pair, summary.gating)
+        yield from _pair(pair, without)
+    if without:
+        yield from (f"*Left out to be short: {', '.join(without)}.*", "")
+
+
+def _verdict(pair: PairSummary, gating: Gating | None) -> Iterable[str]:
+    line = gate_view.verdict_line(pair, gating)
+    if line is None:
+        return
+    yield f"### {escape_markdown(line)}"
+    yield ""
+    rows = [[_fixed(cell) for cell in row] for row in gate_view.gate_rows(pair)]
+    yield from _table(gate_view.GATE_HEADERS, rows)
+    yield ""
+    for text in [*gate_view.gate_lines(pair), *gate_view.source_lines(gating)]:
+        yield f"- {escape_markdown(text)}"
+    yield ""
 
 
 def _grid(summary: ReportSummary) -> Iterable[str]:
     rows = []
     for pair in summary.pairs:
         name = escape_markdown(plain(pair.candidate.name))
-        if pair.fault:
-            name += " **FAULT**"
-        elif pair.bitwise:
-            rows.append([name, "BITWISE", *[""] * 4])
+        start = [f"{name} **FAULT**" if pair.fault else name]
+        if summary.gating is not None:
+            start.append(gate_view.verdict_word(pair))
+        if pair.bitwise and not pair.fault:
+            rows.append([*start, "BITWISE", *[""] * 4])
             continue
         names = ("abs.mean", "abs.max", "kl.mean", "flip.all", "rows.unequal")
         values = [_fixed(metric_value(pair.metric(metric))) for metric in names]
-        rows.append([name, *values])
-    headers = ["candidate", "mean |delta|", "max", "KL", "flips", "unequal rows"]
+        rows.append([*start, *values])
+    verdict = [] if summary.gating is None else ["verdict"]
+    headers = ["candidate", *verdict, "mean |delta|", "max", "KL", "flips", "unequal rows"]
     yield from _table([_fixed(header) for header in headers], rows)
     yield ""
 
 
-def _pair(pair: PairSummary) -> Iterable[str]:
+def _pair(pair: PairSummary, without: Sequence[str]) -> Iterable[str]:
     yield f"### {escape_markdown(view.headline(pair))}"
     yield ""
     for line in view.warning_lines(pair):
         yield f"- **warning:** {escape_markdown(line)}."
     yield ""
+    if _ABOUT not in without:
+        yield from _about(pair)
+    if pair.bitwise:
+        return
+    if _METRICS not in without:
+        yield from _metrics(pair)
+    if _WHERE not in without:
+        yield from _places(pair)
+    if _WORST not in without:
+        yield from _worst(pair.worst[:_WORST_SHOWN])
+
+
+def _about(pair: PairSummary) -> Iterable[str]:
     headers = ["", f"baseline {plain(pair.baseline.name)}", plain(pair.candidate.name)]
     identity = [[row.label, row.baseline, row.candidate] for row in view.identity_rows(pair)]
     escaped = [[escape_markdown(cell) for cell in row] for row in [headers, *identity]]
@@ -72,17 +116,16 @@ def _pair(pair: PairSummary) -> Iterable[str]:
     yield ""
     for line in view.scope_lines(pair):
         yield from (escape_markdown(line), "")
-    if pair.bitwise:
-        return
+
+
+def _metrics(pair: PairSummary) -> Iterable[str]:
     for title, metrics in view.sections(pair):
-        rows = [[_fixed(cell) for cell in view.metric_cells(metric)] for metric in metrics]
-        yield from _table([title, "value", "95 % interval"], rows)
+        rows = [[_fixed(cell) for cell in view.metric_cells(pair, metric)] for metric in metrics]
+        yield from _table([title, *view.metric_headers(pair)[1:]], rows)
         yield ""
     for remark in view.remarks(pair):
         yield f"- {escape_markdown(remark)}"
     yield ""
-    yield from _places(pair)
-    yield from _worst(pair.worst[:_WORST_SHOWN])
 
 
 def _places(pair: PairSummary) -> Iterable[str]:
@@ -96,7 +139,14 @@ def _places(pair: PairSummary) -> Iterable[str]:
             f"- mean |delta| by position, {first} `{sparkline(pair.buckets)}` {last}, largest "
             f"{number(largest.mean_abs_delta)} nats at {view.bucket_range(largest)}"
         )
+    for label, text in structure_view.structure_lines(pair):
+        yield f"- {label}: {_fixed(text)}"
     yield ""
+    rows = structure_view.slice_rows(pair)
+    if rows:
+        cells = [[_fixed(cell) for cell in row[:-1]] for row in rows]
+        yield from _table([_fixed(title) for title in structure_view.SLICE_HEADERS], cells)
+        yield ""
 
 
 def _worst(tokens: Sequence[TokenDiff]) -> Iterable[str]:

@@ -14,16 +14,18 @@ from rich.table import Table
 from rich.text import Text
 
 from trace_audit.diff.summary import Metric, PairSummary, ReportSummary
-from trace_audit.report import view
+from trace_audit.diff.verdict import Gating
+from trace_audit.report import gate_view, structure_view, view
 from trace_audit.report.format import (
-    metric_value,
     number,
     plain,
     sparkline,
 )
+from trace_audit.report.terminal_grid import VERDICT_STYLES, candidate_grid
 from trace_audit.report.token_tables import flip_table, worst_table
 
 _WIDE = 150
+_WIDE_WITH_FLOOR = 160
 _TOKENS_SHOWN = 10
 _TOKENS_SHOWN_OF_MANY = 3
 _FLIPS_SHOWN = 5
@@ -76,11 +78,19 @@ def _report(summary: ReportSummary, width: int) -> Iterable[RenderableType]:
     for line in view.invalid_lines(summary):
         yield Text(line, style="bold red")
     if len(summary.pairs) > 1:
-        yield _grid(summary)
+        yield candidate_grid(summary, width)
+        for line in gate_view.source_lines(summary.gating):
+            yield _indented(Text(line, style="dim"))
         for pair in summary.pairs:
             yield ""
+            yield from _verdict(pair, summary.gating)
             yield from _short_pair(pair, width)
     else:
+        yield from _verdict(summary.pairs[0], summary.gating)
+        for line in gate_view.source_lines(summary.gating):
+            yield _indented(Text(line, style="dim"))
+        if summary.gating is not None:
+            yield ""
         yield from _pair(summary.pairs[0], width)
     yield ""
     yield heading("Next")
@@ -88,6 +98,21 @@ def _report(summary: ReportSummary, width: int) -> Iterable[RenderableType]:
         yield Text(f"  # {purpose}", style="dim")
         # Never wrapped: a command is there to be copied.
         yield Text(f"  {plain(command)}", no_wrap=True, overflow="ignore")
+
+
+def _verdict(pair: PairSummary, gating: Gating | None) -> Iterable[RenderableType]:
+    line = gate_view.verdict_line(pair, gating)
+    if line is None or pair.verdict is None:
+        return
+    yield Text(line, style=VERDICT_STYLES[pair.verdict.outcome])
+    table = _table()
+    for title in gate_view.GATE_HEADERS:
+        table.add_column(title, overflow="fold")
+    for row in gate_view.gate_rows(pair):
+        table.add_row(*(Text(cell) for cell in row))
+    yield _indented(table)
+    for text in gate_view.gate_lines(pair):
+        yield _indented(Text(text, style="dim"))
 
 
 def _pair(pair: PairSummary, width: int) -> Iterable[RenderableType]:
@@ -106,6 +131,7 @@ def _pair(pair: PairSummary, width: int) -> Iterable[RenderableType]:
         yield Text(remark, style="dim")
     yield ""
     yield from _positions(pair)
+    yield from _structure(pair)
     yield ""
     yield heading("Best-token changes")
     yield _indented(Text(view.flip_line(pair)))
@@ -120,12 +146,18 @@ def _pair(pair: PairSummary, width: int) -> Iterable[RenderableType]:
 def _short_pair(pair: PairSummary, width: int) -> Iterable[RenderableType]:
     yield _headline(pair)
     yield from _warnings(pair)
+    referee = gate_view.referee_line(pair)
+    if referee is not None:
+        yield _indented(Text(referee))
     for difference in pair.config_differences:
         values = f"{plain(difference.baseline)} → {plain(difference.candidate)}"
         yield _indented(Text(f"{difference.key}: {values}"))
     if pair.bitwise:
         return
     yield from (_indented(block) for block in _positions(pair))
+    if pair.structure is not None:
+        text = structure_view.onset_text(pair.structure.onset)
+        yield _indented(Text.assemble(("onset: ", "bold"), text))
     if pair.worst:
         yield _indented(worst_table(pair.worst[:_TOKENS_SHOWN_OF_MANY], width=width - 2))
 
@@ -154,28 +186,31 @@ def _identity(pair: PairSummary) -> Table:
 
 def _metrics(pair: PairSummary, width: int) -> RenderableType:
     blocks = view.sections(pair)
-    if width < _WIDE or len(blocks) < 2:
-        return _metric_table(blocks)
+    headers = view.metric_headers(pair)
+    wide = _WIDE if "floor" not in headers else _WIDE_WITH_FLOOR
+    if width < wide or len(blocks) < 2:
+        return _metric_table(pair, blocks)
     # Two columns of about the same height, sections kept whole and in order.
     total = sum(len(rows) + 1 for _, rows in blocks)
     left: list[tuple[str, list[Metric]]] = []
     while sum(len(rows) + 1 for _, rows in left) * 2 < total:
         left.append(blocks[len(left)])
     both = Table.grid(padding=(0, 6))
-    both.add_row(_metric_table(left), _metric_table(blocks[len(left) :]))
+    both.add_row(_metric_table(pair, left), _metric_table(pair, blocks[len(left) :]))
     return both
 
 
-def _metric_table(blocks: list[tuple[str, list[Metric]]]) -> Table:
+def _metric_table(pair: PairSummary, blocks: list[tuple[str, list[Metric]]]) -> Table:
     table = _table()
-    table.add_column("metric", no_wrap=True)
-    table.add_column("value", justify="right", no_wrap=True)
-    table.add_column("95 % interval", no_wrap=True)
+    for title in view.metric_headers(pair):
+        right = title in ("value", "floor")
+        table.add_column(title, justify="right" if right else "left", no_wrap=True)
     for title, rows in blocks:
-        table.add_row(Text(title, style="bold"), "", "")
+        table.add_row(Text(title, style="bold"))
         for metric in rows:
-            label, value, bounds = view.metric_cells(metric)
-            table.add_row(Text(f"  {label}"), Text(value), Text(bounds, style="dim"))
+            label, value, *rest = view.metric_cells(pair, metric)
+            cells = (Text(cell, style="dim") for cell in rest)
+            table.add_row(Text(f"  {label}"), Text(value), *cells)
     return table
 
 
@@ -199,31 +234,19 @@ def _positions(pair: PairSummary) -> Iterable[RenderableType]:
     )
 
 
-def _grid(summary: ReportSummary) -> Table:
+def _structure(pair: PairSummary) -> Iterable[RenderableType]:
+    for label, text in structure_view.structure_lines(pair):
+        yield Text.assemble((f"{label}: ", "bold"), text)
+    rows = structure_view.slice_rows(pair)
+    if not rows:
+        return
     table = _table()
-    table.add_column("candidate", overflow="fold")
-    for title in ("mean |delta|", "max", "KL", "flips", "hard", "unequal rows", "seconds"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for pair in summary.pairs:
-        table.add_row(*_grid_row(pair))
-    return table
-
-
-def _grid_row(pair: PairSummary) -> list[Text]:
-    name = Text(plain(pair.candidate.name))
-    if pair.fault:
-        name.append(" FAULT", style="bold red")
-    seconds = pair.candidate.engine_seconds
-    cost = Text("-" if seconds is None else number(seconds))
-    if pair.bitwise and not pair.fault:
-        return [name, Text("BITWISE", style="green"), *(Text("") for _ in range(5)), cost]
-    values = [metric_value(pair.metric(name)) for name in ("abs.mean", "abs.max", "kl.mean")]
-    flips = pair.flips
-    known = flips.reason is None
-    values.append(str(flips.flips) if known else "n/a")
-    values.append("n/a" if flips.hard is None else str(flips.hard))
-    values.append(metric_value(pair.metric("rows.unequal")))
-    return [name, *(Text(value) for value in values), cost]
+    for title in (*structure_view.SLICE_HEADERS, ""):
+        right = title in ("tokens", "mean |delta|")
+        table.add_column(title, justify="right" if right else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row[:-1]), Text(row[-1], style="cyan"))
+    yield _indented(table)
 
 
 def _table() -> Table:

@@ -30,6 +30,7 @@ from trace_audit.report.format import (
     plain,
     plural,
 )
+from trace_audit.report.gate_view import floor_lines, floor_warnings, referee_line
 
 SECTION_TITLES: dict[MetricSection, str] = {
     "logprob": "Forced token, nats",
@@ -37,6 +38,7 @@ SECTION_TITLES: dict[MetricSection, str] = {
     "kl": "Whole distribution, nats",
     "distribution": "Logits, ranks, ties",
     "top1": "Best token",
+    "rl": "Importance ratio, candidate over baseline",
 }
 
 # Parts that ran, and the configuration key that asked for each.
@@ -104,6 +106,7 @@ def warning_lines(pair: PairSummary) -> list[str]:
             f"every average; the first at {where}"
         )
     lines.extend(plain(warning) for warning in pair.warnings)
+    lines.extend(floor_warnings(pair))
     coverage = pair.kl_coverage
     if coverage is not None and coverage.used and coverage.used < pair.tokens:
         lines.append(
@@ -162,7 +165,8 @@ def scope_lines(pair: PairSummary) -> list[str]:
     power = [_power(pair.metric(name)) for name in ("abs.mean", "kl.mean")]
     if any(power):
         lines.append(f"Smallest change seen with 80 % power: {', '.join(filter(None, power))}.")
-    return lines
+    referee = referee_line(pair)
+    return [*lines, *floor_lines(pair), *([] if referee is None else [referee])]
 
 
 def sections(pair: PairSummary) -> list[tuple[str, list[Metric]]]:
@@ -175,9 +179,18 @@ def sections(pair: PairSummary) -> list[tuple[str, list[Metric]]]:
     return found
 
 
-def metric_cells(metric: Metric) -> tuple[str, str, str]:
-    """Label, value, interval."""
-    return metric.label, metric_value(metric), interval(metric.interval, metric.unit)
+def metric_headers(pair: PairSummary) -> list[str]:
+    """Titles of the metric table; the floor has a column where one was measured."""
+    floor = ["floor"] if any(metric.floor is not None for metric in pair.metrics) else []
+    return ["metric", "value", "95 % interval", *floor]
+
+
+def metric_cells(pair: PairSummary, metric: Metric) -> list[str]:
+    """Cells below the :func:`metric_headers` of the pair."""
+    cells = [metric.label, metric_value(metric), interval(metric.interval, metric.unit)]
+    if len(metric_headers(pair)) > len(cells):
+        cells.append("" if metric.floor is None else number(metric.floor.value, metric.unit))
+    return cells
 
 
 def remarks(pair: PairSummary) -> list[str]:
