@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from trace_audit.diff.summary import ReportSummary
 
 _DIRECTORY = click.Path(path_type=Path)
+_redact = click.option(
+    "--redact",
+    type=click.Choice(["text"]),
+    help="Leave out the text of tokens and prompts; ids and numbers stay.",
+)
 
 
 @click.group()
@@ -39,12 +44,20 @@ def diff() -> None:
 @click.option(
     "--format",
     "output_format",
-    type=click.Choice(["terminal", "json", "markdown"]),
+    type=click.Choice(["terminal", "json", "markdown", "html"]),
     default="terminal",
     show_default=True,
     help="How the report is written.",
 )
 @click.option("--output", type=_DIRECTORY, metavar="FILE", help="Write the report to this file.")
+@_redact
+@click.option(
+    "--html-sequences",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Sequences shown in HTML for each candidate.  [default: 8, fewer where there are many "
+    "candidates]",
+)
 @click.option("--no-save", is_flag=True, help="Leave DIRECTORY/diffs alone.")
 def report(
     directory: Path,
@@ -52,6 +65,8 @@ def report(
     candidates: tuple[str, ...],
     output_format: str,
     output: Path | None,
+    redact: str | None,
+    html_sequences: int | None,
     no_save: bool,
 ) -> None:
     """Report how runs differ, and save the per-token diffs in DIRECTORY/diffs.
@@ -61,12 +76,17 @@ def report(
     """
     from trace_audit.diff.compare import compare_all
 
-    source = _open(directory)
+    if html_sequences is not None and output_format != "html":
+        raise UsageError("--html-sequences has no effect without --format html.")
+    source = _open(directory, redact)
     names = candidates or tuple(n for n in source.audit.run_names() if n != baseline)
     summary, comparisons = compare_all(source, baseline, tuple(dict.fromkeys(names)))
     if not no_save:
         _save(directory, summary, comparisons)
-    _emit(_rendered(summary, output_format, output), output)
+    if output_format == "html":
+        _emit(_html(source, summary, comparisons, html_sequences), output)
+    else:
+        _emit(_rendered(summary, output_format, output), output)
     if summary.invalid:
         first = summary.invalid[0]
         raise InvalidComparisonError(
@@ -90,6 +110,7 @@ def report(
 )
 @click.option("--sequence", metavar="ID", help="Show one token of this sequence; needs --step.")
 @click.option("--step", type=click.IntRange(min=0), metavar="T", help="Its 0-based output step.")
+@_redact
 def show(
     directory: Path,
     candidate: str,
@@ -97,6 +118,7 @@ def show(
     worst: int | None,
     sequence: str | None,
     step: int | None,
+    redact: str | None,
 ) -> None:
     """Show tokens in their text, with both runs' best tokens."""
     from trace_audit.diff.compare import check_candidates, compare
@@ -108,7 +130,7 @@ def show(
     if sequence is not None and worst is not None:
         raise UsageError("--worst cannot be combined with --sequence and --step.")
     check_candidates(baseline, [candidate])
-    comparison = compare(_open(directory), baseline, candidate)
+    comparison = compare(_open(directory, redact), baseline, candidate)
     if sequence is None or step is None:
         rows = worst_rows(comparison.pair, worst or 10)
     else:
@@ -118,11 +140,11 @@ def show(
     _emit(render_tokens(comparison.summary, tokens, width=width, color=color), None)
 
 
-def _open(directory: Path) -> AuditSource:
+def _open(directory: Path, redact: str | None) -> AuditSource:
     from trace_audit.diff.source import AuditSource
     from trace_audit.storage.audit_dir import AuditDir
 
-    return AuditSource(AuditDir.open(directory))
+    return AuditSource(AuditDir.open(directory), redact_text=redact == "text")
 
 
 def _save(directory: Path, summary: ReportSummary, comparisons: list[Comparison]) -> None:
@@ -168,6 +190,18 @@ def _rendered(summary: ReportSummary, output_format: str, output: Path | None) -
 
     width, color = _target(output)
     return render_terminal(summary, width=width, color=color)
+
+
+def _html(
+    source: AuditSource,
+    summary: ReportSummary,
+    comparisons: list[Comparison],
+    num_sequences: int | None,
+) -> str:
+    from trace_audit.diff.exhibit import exhibits
+    from trace_audit.report.html import render_html
+
+    return render_html(summary, exhibits(source, comparisons, num_sequences=num_sequences))
 
 
 def _target(output: Path | None) -> tuple[int, bool]:

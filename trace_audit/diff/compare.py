@@ -95,6 +95,7 @@ def compare_all(
             pairs=pairs,
             invalid=tuple(invalid),
             next_commands=_next_commands(str(source.audit.path), baseline, pairs),
+            redacted=source.redact_text,
         ),
         done,
     )

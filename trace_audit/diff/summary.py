@@ -289,6 +289,7 @@ class ReportSummary:
     Attributes:
         pairs: Cheapest candidate first (engine seconds), unknown cost last.
         next_commands: Commands with a word on what each shows.
+        redacted: No text of the model or of prompts is in it; tokens are told by their ids.
     """
 
     format_version: int
@@ -297,3 +298,4 @@ class ReportSummary:
     pairs: tuple[PairSummary, ...]
     invalid: tuple[InvalidPair, ...]
     next_commands: tuple[tuple[str, str], ...]
+    redacted: bool = False
