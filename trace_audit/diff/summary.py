@@ -1,9 +1,8 @@
-"""What a report says: frozen dataclasses that the terminal, Markdown and JSON renderers share.
+"""What a report says: frozen dataclasses that all renderers share.
 
 Nothing here computes or formats. Log-probabilities and deltas are natural logarithms (nats);
 ``delta`` is always **candidate minus baseline**, positive where the candidate is more confident.
-Token text is already neutral (:func:`trace_audit.text.display_bytes`): control characters are
-visible escapes, but markup of the output format is not yet escaped.
+Token text is already neutral (:func:`trace_audit.text.display_bytes`), but not yet escaped.
 """
 
 from __future__ import annotations
@@ -289,7 +288,7 @@ class ReportSummary:
     Attributes:
         pairs: Cheapest candidate first (engine seconds), unknown cost last.
         next_commands: Commands with a word on what each shows.
-        redacted: No text of the model or of prompts is in it; tokens are told by their ids.
+        redacted: Tokens are told by their ids, and no prompt is in it.
     """
 
     format_version: int

@@ -87,8 +87,10 @@ def spread(ticks: tuple[Tick, ...]) -> tuple[Tick, ...]:
 
 
 def to_y(value: float, top: float) -> float:
+    """Height of a value on a linear axis from 0 to ``top``; SVG's y grows downwards."""
     return rounded(BOTTOM - max(0.0, value) / top * PLOT_HEIGHT)
 
 
 def rounded(value: float) -> float:
+    """A coordinate to a tenth of a unit: finer than a pixel, short in the page."""
     return round(value, 1)

@@ -6,6 +6,8 @@ Every chart carries its numbers as a table too, for readers who cannot see it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from trace_audit.diff.distributions import ConfidenceBucket, Histogram, HistogramBin
 from trace_audit.diff.summary import PairSummary, Place, PositionBucket
@@ -29,8 +31,20 @@ from trace_audit.report.view import bucket_range
 
 # What is there must be seen, however small its share.
 _MIN_BAR = 2.0
+# Few bins make slim bars, not slabs.
+_MIN_SLOTS = 12
 _ROW_HEIGHT = 27.0
 _BAR_LEFT, _BAR_WIDTH = 92.0, 250.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Count:
+    """One bar of the histogram: its axis label, class, tokens and range in words."""
+
+    label: str
+    css: str
+    tokens: int
+    bounds: str
 
 
 def drift_chart(pair: PairSummary) -> Chart | None:
@@ -80,32 +94,31 @@ def drift_chart(pair: PairSummary) -> Chart | None:
 
 def histogram_chart(histogram: Histogram) -> Chart:
     """Tokens by |delta|: a bar for exactly zero, log-spaced bins, a bar for non-finite values."""
-    counts = [("0", ZERO, histogram.zero, "exactly 0")]
-    counts += [
-        (_edge(bin_), css_class(_inside(bin_)), bin_.tokens, _bounds(bin_))
-        for bin_ in histogram.bins
+    # An empty place between the bins and what is not on their scale.
+    bars: list[_Count | None] = [
+        _Count(label="0", css=ZERO, tokens=histogram.zero, bounds="exactly 0"),
+        None,
     ]
+    bars += [_count(bin_) for bin_ in histogram.bins]
     if histogram.non_finite:
-        counts.append(("not finite", NON_FINITE, histogram.non_finite, "not finite"))
-    ticks = linear_ticks(max(tokens for _, _, tokens, _ in counts), whole=True)
-    slot = (RIGHT - LEFT) / len(counts)
-    marks = tuple(
-        _count_mark(index, slot, css, tokens, f"|delta| {bounds}: {plural(tokens, 'token')}", ticks)
-        for index, (_, css, tokens, bounds) in enumerate(counts)
-    )
-    labels = [Tick(at=_left_edge(i, slot), label=text) for i, (text, *_) in enumerate(counts)]
-    labels[0] = Tick(at=rounded(LEFT + slot / 2), label="0")
-    if histogram.non_finite:
-        labels.pop()
+        tokens = histogram.non_finite
+        bars += [None, _Count(label="inf, nan", css=NON_FINITE, tokens=tokens, bounds="not finite")]
+    counted = [bar for bar in bars if bar is not None]
+    ticks = linear_ticks(max(bar.tokens for bar in counted), whole=True)
+    slot = (RIGHT - LEFT) / max(len(bars), _MIN_SLOTS)
     return Chart(
         title="Histogram of |delta|",
         description="Tokens by |delta| in nats, log-spaced bins, exact zeros apart.",
         height=BOTTOM + 42,
-        x_ticks=(labels[0], *spread(tuple(labels[1:]))),
+        x_ticks=_histogram_ticks(histogram, bars, slot),
         y_ticks=tuple(Tick(at=to_y(t, ticks[-1]), label=count(t)) for t in ticks),
-        marks=marks,
+        marks=tuple(
+            _count_mark(index, slot, bar, ticks[-1])
+            for index, bar in enumerate(bars)
+            if bar is not None
+        ),
         headers=("|delta|, nats", "tokens"),
-        rows=tuple((bounds, count(tokens)) for _, _, tokens, bounds in counts),
+        rows=tuple((bar.bounds, count(bar.tokens)) for bar in counted),
         x_title="|delta|, nats (log)",
     )
 
@@ -141,7 +154,7 @@ def _drift_ceiling(buckets: tuple[PositionBucket, ...]) -> float:
     """Top of the plot: intervals are cut where they would flatten the means."""
     most = max(bucket.mean_abs_delta for bucket in buckets)
     ends = [bucket.interval.high for bucket in buckets if bucket.interval is not None]
-    return max(most, min(max(ends, default=most), 2 * most))
+    return max(most, min(max(ends, default=most), 1.5 * most))
 
 
 def _drift_mark(bucket: PositionBucket, x: float, top: float) -> Mark:
@@ -160,25 +173,41 @@ def _drift_mark(bucket: PositionBucket, x: float, top: float) -> Mark:
 
 
 def _flag(where: Place, x: float, name: str, css: str) -> Mark:
-    return Mark(
-        x=x, y=TOP, width=0, height=PLOT_HEIGHT, css=css, title=f"{name}: {place(where)}"
-    )
+    return Mark(x=x, y=TOP, width=0, height=PLOT_HEIGHT, css=css, title=f"{name}: {place(where)}")
 
 
-def _count_mark(
-    index: int, slot: float, css: str, tokens: int, title: str, ticks: list[float]
-) -> Mark:
-    height = BOTTOM - to_y(tokens, ticks[-1])
-    height = max(height, _MIN_BAR) if tokens else 0.0
+def _count(bin_: HistogramBin) -> _Count:
+    css = css_class(_inside(bin_))
+    return _Count(label=_edge(bin_), css=css, tokens=bin_.tokens, bounds=_bounds(bin_))
+
+
+def _count_mark(index: int, slot: float, bar: _Count, top: float) -> Mark:
+    height = max(BOTTOM - to_y(bar.tokens, top), _MIN_BAR) if bar.tokens else 0.0
     return Mark(
-        x=rounded(_left_edge(index, slot) + 0.5),
+        x=rounded(LEFT + index * slot + 0.5),
         y=rounded(BOTTOM - height),
         width=rounded(slot - 1),
         height=rounded(height),
-        css=css,
-        title=title,
-        label=count(tokens) if tokens else "",
+        css=bar.css,
+        title=f"|delta| {bar.bounds}: {plural(bar.tokens, 'token')}",
+        label=count(bar.tokens) if bar.tokens else "",
     )
+
+
+def _histogram_ticks(
+    histogram: Histogram, bars: Sequence[_Count | None], slot: float
+) -> tuple[Tick, ...]:
+    """Zero, then whole decades; every bin where there are fewer than two of those."""
+    places = [(LEFT + i * slot, bar) for i, bar in enumerate(bars) if bar is not None]
+    zero = Tick(at=rounded(places[0][0] + slot / 2), label=places[0][1].label)
+    edges = [
+        Tick(at=rounded(at), label=bar.label) for at, bar in places[1:] if bar.css != NON_FINITE
+    ]
+    decades = [tick for tick in edges if tick.label.startswith("1e")]
+    last: tuple[Tick, ...] = ()
+    if histogram.non_finite:
+        last = (Tick(at=rounded(places[-1][0] + slot / 2), label=places[-1][1].label),)
+    return (zero, *spread(tuple(decades if len(decades) > 1 else edges)), *last)
 
 
 def _confidence_mark(index: int, bucket: ConfidenceBucket, most: float) -> Mark:
@@ -196,10 +225,6 @@ def _confidence_mark(index: int, bucket: ConfidenceBucket, most: float) -> Mark:
     )
 
 
-def _left_edge(index: int, slot: float) -> float:
-    return rounded(LEFT + index * slot)
-
-
 def _middle(bucket: PositionBucket) -> float:
     return math.expm1((math.log1p(bucket.start) + math.log1p(bucket.end)) / 2)
 
@@ -212,7 +237,11 @@ def _inside(bin_: HistogramBin) -> float:
 
 
 def _edge(bin_: HistogramBin) -> str:
-    return ">0" if bin_.low == 0 else f"{bin_.low:.1e}".replace("e-0", "e-").replace("e+0", "e")
+    """The bin's lower end; whole decades have one digit."""
+    if bin_.low == 0:
+        return ">0"
+    mantissa, exponent = f"{bin_.low:.1e}".split("e")
+    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
 
 
 def _bounds(bin_: HistogramBin) -> str:

@@ -32,22 +32,26 @@ def render_html(summary: ReportSummary, exhibits: Sequence[Exhibit]) -> str:
     together = zip(summary.pairs, exhibits, strict=True)
     pairs = [pair_view(i, pair, exhibit, data) for i, (pair, exhibit) in enumerate(together)]
     style, script = _own("report.css"), _own("report.js")
-    text = _environment().get_template("report.html.j2").render(
-        policy=_policy(style, script),
-        style=Markup(style),
-        script=Markup(script),
-        data=Markup(data.to_json(summary.pairs)),
-        title=_title(summary),
-        audit=plain(summary.trace.path),
-        trace=view.trace_line(summary.trace),
-        convention=view.CONVENTION,
-        redacted=summary.redacted,
-        invalid=view.invalid_lines(summary),
-        grid=[grid_row(i, pair) for i, pair in enumerate(summary.pairs)],
-        pairs=pairs,
-        legend=scale.legend(),
-        commands=next_commands(summary),
-        version=__version__,
+    text = (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            policy=_policy(style, script),
+            style=Markup(style),
+            script=Markup(script),
+            data=Markup(data.to_json(summary.pairs)),
+            title=_title(summary),
+            audit=plain(summary.trace.path),
+            trace=view.trace_line(summary.trace),
+            convention=view.CONVENTION,
+            redacted=view.REDACTED if summary.redacted else None,
+            invalid=view.invalid_lines(summary),
+            grid=[grid_row(i, pair) for i, pair in enumerate(summary.pairs)],
+            pairs=pairs,
+            legend=scale.legend(),
+            commands=next_commands(summary),
+            version=__version__,
+        )
     )
     # ASCII is the same in every encoding that a mail gateway or a web server may claim.
     return text.encode("ascii", "xmlcharrefreplace").decode("ascii")

@@ -25,15 +25,22 @@ from trace_audit.report.format import (
 from trace_audit.report.html_tokens import SequenceView, TokenRow, sequence_view, token_row
 from trace_audit.report.token_data import TokenData
 
+
 @dataclass(frozen=True, kw_only=True)
 class MetricRow:
-    """One line of the metric table; ``absent`` marks an n/a, whose reason is the note."""
+    """One line of the metric table.
+
+    Attributes:
+        below: It belongs to the line above it.
+        absent: The value is n/a, and the note says why.
+    """
 
     label: str
     name: str
     value: str
     interval: str
     note: str
+    below: bool
     absent: bool
 
 
@@ -88,7 +95,7 @@ def grid_row(index: int, pair: PairSummary) -> GridRow:
     """A candidate's line in the grid: the numbers that decide which section to read."""
     values = [metric_value(pair.metric(name)) for name in ("abs.mean", "abs.max", "kl.mean")]
     if pair.bitwise:
-        values = ["0", "0", "0"]
+        values = ["", "", ""]
     flips = pair.flips
     seconds = pair.candidate.engine_seconds
     cells = [
@@ -143,7 +150,7 @@ def pair_view(index: int, pair: PairSummary, exhibit: Exhibit, data: TokenData) 
         bitwise=pair.bitwise,
         headline=view.headline(pair),
         warnings=tuple(view.warning_lines(pair)),
-        identity=tuple(view.identity_rows(pair)),
+        identity=_identity(pair),
         scope=tuple(view.scope_lines(pair)),
         sections=_sections(pair),
         places=tuple(view.where_lines(pair)),
@@ -164,6 +171,12 @@ def next_commands(summary: ReportSummary) -> tuple[tuple[str, str], ...]:
     return tuple((plain(command), plain(purpose)) for command, purpose in summary.next_commands)
 
 
+def _identity(pair: PairSummary) -> tuple[view.IdentityRow, ...]:
+    """Without the environment's keys: the page has a table of their own for them."""
+    environment = {difference.key for difference in pair.environment_differences}
+    return tuple(row for row in view.identity_rows(pair) if row.label not in environment)
+
+
 def _sections(pair: PairSummary) -> tuple[tuple[str, tuple[MetricRow, ...]], ...]:
     found = []
     for section, title in view.SECTION_TITLES.items():
@@ -180,6 +193,7 @@ def _metric_row(metric: Metric) -> MetricRow:
         value=metric_value(metric),
         interval=interval(metric.interval, metric.unit),
         note="" if metric.note is None else plain(metric.note),
+        below=metric.label.startswith(" "),
         absent=metric.value is None,
     )
 

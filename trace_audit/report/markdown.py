@@ -34,6 +34,8 @@ def _report(summary: ReportSummary) -> Iterable[str]:
     yield ""
     yield _fixed(view.CONVENTION)
     yield ""
+    if summary.redacted:
+        yield from (view.REDACTED, "")
     for line in view.invalid_lines(summary):
         yield from (f"**{escape_markdown(line)}**", "")
     if len(summary.pairs) > 1:
