@@ -242,12 +242,15 @@ def test_a_very_long_token_is_cut() -> None:
 def test_the_scale_has_a_class_for_every_size() -> None:
     assert css_class(0.0) == "d0"
     assert css_class(5e-324) == "d1"
-    assert css_class(1e-6) == "d2"
-    assert css_class(0.99) == "d10"
-    assert css_class(1.0) == css_class(50.0) == "d11"
+    assert css_class(1e-5) == "d2"
+    assert css_class(0.99) == "d9"
+    assert css_class(1.0) == "d10"
+    assert css_class(50.0) == "d11"
     assert css_class(math.nan) == css_class(math.inf) == "dx"
     style = (files("trace_audit.report") / "page" / "report.css").read_text(encoding="ascii")
     assert len(legend()) == len(EDGES) + 3
+    assert [item.label for item in legend()[1:5]] == [">0", "1e-5", "1e-4", "0.001"]
+    assert [item.label for item in legend()[-4:-1]] == ["0.316", "1", "3.16"]
     for item in legend():
         assert f".{item.css} {{" in style
 

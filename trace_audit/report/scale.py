@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from trace_audit.report.format import number
 
 # Upper ends in nats, exclusive. Half decades where low-precision runs differ from each other.
-EDGES = (1e-6, 1e-5, 1e-4, 1e-3, 10**-2.5, 1e-2, 10**-1.5, 1e-1, 10**-0.5, 1.0)
+EDGES = (1e-5, 1e-4, 1e-3, 10**-2.5, 1e-2, 10**-1.5, 1e-1, 10**-0.5, 1.0, 10**0.5)
 ZERO, NON_FINITE, MASKED = "d0", "dx", "dm"
 
 
@@ -44,4 +44,8 @@ def legend() -> tuple[LegendItem, ...]:
 
 
 def _power(value: float) -> str:
-    return f"{value:.0e}".replace("e-0", "e-") if value < 1e-3 else number(value).rstrip("0")
+    return (
+        f"{value:.0e}".replace("e-0", "e-")
+        if value < 1e-3
+        else number(value).rstrip("0").rstrip(".")
+    )
