@@ -81,6 +81,23 @@ def test_output_goes_to_a_file(invoke: Invoke, tmp_path: Path) -> None:
     assert target.read_text(encoding="utf-8").startswith("## trace-audit diff report")
 
 
+def test_html_shows_as_many_sequences_as_asked_for(invoke: Invoke, tmp_path: Path) -> None:
+    target = tmp_path / "report.html"
+    arguments = ["--format", "html", "--output", str(target), "--no-save", "--html-sequences"]
+    result = invoke(audit(), "report", "{dir}", *arguments, "2")
+    assert result.exit_code == 0, result.output
+    text = target.read_text(encoding="ascii")
+    assert text.startswith("<!DOCTYPE html>")
+    assert text.count("<article>") == 2
+    assert "6 other sequences not shown" in text
+
+
+def test_a_number_of_html_sequences_needs_html(invoke: Invoke) -> None:
+    result = invoke(audit(), "report", "{dir}", "--no-save", "--html-sequences", "2")
+    assert isinstance(result.exception, UsageError)
+    assert "--format html" in result.exception.message
+
+
 def test_an_output_that_cannot_be_written_is_a_usage_error(invoke: Invoke) -> None:
     result = invoke(audit(), "report", "{dir}", "--no-save", "--output", "{dir}/missing/file")
     assert isinstance(result.exception, UsageError)
@@ -174,7 +191,9 @@ def test_the_command_needs_neither_torch_nor_scipy() -> None:
         "trace_audit.cli.diff",
         "trace_audit.diff.compare",
         "trace_audit.diff.save",
+        "trace_audit.diff.exhibit",
         "trace_audit.report.as_json",
+        "trace_audit.report.html",
         "trace_audit.report.markdown",
         "trace_audit.report.terminal",
         "trace_audit.report.token_view",

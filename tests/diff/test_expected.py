@@ -15,9 +15,8 @@ def keys(expected: Expectation | None) -> list[str] | None:
     return None if expected is None else [difference.key for difference in expected.keys]
 
 
-def test_the_same_configuration_twice_must_be_bit_equal() -> None:
-    expected = expectation(info(), info())
-    assert expected == Expectation(keys=(), reason="the configuration is the same")
+def test_the_same_configuration_twice_is_left_to_the_noise_floor() -> None:
+    assert expectation(info(), info()) is None
 
 
 @pytest.mark.parametrize(
@@ -146,9 +145,10 @@ def test_with_launches_of_a_fixed_shape_swapping_keeps_the_bits() -> None:
 
 
 def test_a_cache_that_memory_fitted_otherwise_matters_once_a_run_preempted() -> None:
-    assert expectation(info(0), {**info(0), "num_kv_blocks": 12}) is not None
-    assert expectation(info(0), {**info(2), "num_kv_blocks": 12}) is None
-    assert expectation(info(2), info(2)) is not None
+    staged = {"pipeline_parallel_size": 2}
+    assert expectation(info(0), {**info(0, **staged), "num_kv_blocks": 12}) is not None
+    assert expectation(info(0), {**info(2, **staged), "num_kv_blocks": 12}) is None
+    assert expectation(info(2), info(2, **staged)) is not None
 
 
 @pytest.mark.parametrize(
@@ -175,14 +175,14 @@ def test_two_imported_runs_owe_nothing() -> None:
 
 
 def test_parts_that_only_move_data_may_differ() -> None:
-    other = {**info(), "backends": {"attention": "sdpa", "transport": "gloo"}}
+    other = info(backend="process") | {"backends": {"attention": "sdpa", "transport": "gloo"}}
     assert expectation(info(), other) is not None
 
 
 def test_a_run_from_before_the_parallel_table_was_one_rank() -> None:
     old = info()
     del old["resolved_config"]["parallel"]
-    assert keys(expectation(old, info())) == []
+    assert keys(expectation(old, info(timeout_seconds=5))) == ["parallel.timeout_seconds"]
     assert keys(expectation(old, info(pipeline_parallel_size=2))) == [
         "parallel.pipeline_parallel_size"
     ]

@@ -66,7 +66,7 @@ def test_the_same_rows_are_drift_where_a_bit_may_change() -> None:
 
 
 def test_any_stored_column_counts() -> None:
-    data = audit(logits())
+    data = audit(logits(), timeout_seconds=5)
     for name in ("record", "other"):
         with_columns(data, name)
     entropy = data.tables["other"]["entropy"].to_numpy().copy()
@@ -80,7 +80,7 @@ def test_any_stored_column_counts() -> None:
 
 
 def test_values_that_are_missing_in_both_are_equal() -> None:
-    data = audit(logits())
+    data = audit(logits(), timeout_seconds=5)
     for name in ("record", "other"):
         entropy = np.full(4 * LENGTH, np.nan, dtype=np.float32)
         with_columns(data, name, entropy=entropy)
@@ -98,7 +98,7 @@ def launches(data: FakeAudit, name: str, requests: int, row: int) -> None:
 def test_other_launches_void_the_expectation(requests: int, void: bool) -> None:
     changed = logits()
     changed[3, 59] += 0.5
-    data = audit(changed)
+    data = audit(changed, timeout_seconds=5)
     launches(data, "record", 4, row=2)
     launches(data, "other", requests, row=2)
     pair = summary(data)
@@ -114,6 +114,6 @@ def test_other_launches_void_the_expectation(requests: int, void: bool) -> None:
 def test_launches_that_one_run_does_not_tell_void_nothing() -> None:
     changed = logits()
     changed[3, 59] += 0.5
-    data = audit(changed)
+    data = audit(changed, timeout_seconds=5)
     launches(data, "other", 3, row=2)
     assert summary(data).fault

@@ -42,13 +42,6 @@ def test_a_fault_is_red_on_a_terminal() -> None:
     assert line.startswith("\x1b[1;31mFAULT")
 
 
-def test_the_same_configuration_is_named_where_no_key_differs() -> None:
-    nothing = expected(keys=(), differing_rows=1, differing_columns=("logprob",))
-    text = joined(terminal(pair("again", expected=nothing)))
-    assert "1 of 1,024 rows differ" in text
-    assert "(the configuration is the same)" in text
-
-
 def test_the_grid_marks_a_fault_and_keeps_its_numbers() -> None:
     lines = terminal(fault(), bitwise("same")).splitlines()
     row = next(line for line in lines if line.startswith("pp2"))

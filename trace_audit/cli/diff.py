@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from trace_audit.diff.summary import ReportSummary
 
 _DIRECTORY = click.Path(path_type=Path)
+_redact = click.option(
+    "--redact",
+    type=click.Choice(["text"]),
+    help="Leave out the text of tokens and prompts; ids and numbers stay.",
+)
 
 
 @click.group()
@@ -60,7 +65,7 @@ def diff() -> None:
 @click.option(
     "--format",
     "output_format",
-    type=click.Choice(["terminal", "json", "markdown", "junit"]),
+    type=click.Choice(["terminal", "json", "markdown", "html", "junit"]),
     default="terminal",
     show_default=True,
     help="How the report is written.",
@@ -72,6 +77,14 @@ def diff() -> None:
     help="Shorten Markdown to this, the worst tokens first and the verdict never.",
 )
 @click.option("--output", type=_DIRECTORY, metavar="FILE", help="Write the report to this file.")
+@_redact
+@click.option(
+    "--html-sequences",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Sequences shown in HTML for each candidate.  [default: 8, fewer where there are many "
+    "candidates]",
+)
 @click.option("--no-save", is_flag=True, help="Leave DIRECTORY/diffs alone.")
 def report(
     directory: Path,
@@ -85,6 +98,8 @@ def report(
     output_format: str,
     max_chars: int | None,
     output: Path | None,
+    redact: str | None,
+    html_sequences: int | None,
     no_save: bool,
 ) -> int:
     """Report how runs differ, and save the per-token diffs in DIRECTORY/diffs.
@@ -105,9 +120,11 @@ def report(
 
     if max_chars is not None and output_format != "markdown":
         raise UsageError("--max-chars shortens Markdown only.", hint="Add --format markdown.")
+    if html_sequences is not None and output_format != "html":
+        raise UsageError("--html-sequences has no effect without --format html.")
     gates = chosen_profile(profile)
     gating = make_gating(gates, expressions, inconclusive=inconclusive, require_floor=require_floor)
-    source = _open(directory)
+    source = _open(directory, redact)
     check_profile(source, gates)
     reference = chosen_baseline(source, baseline, gates)
     others = (n for n in source.audit.run_names() if n not in (reference, referee))
@@ -117,7 +134,10 @@ def report(
     )
     if not no_save:
         _save(directory, summary, comparisons)
-    _emit(_rendered(summary, output_format, output, max_chars), output)
+    if output_format == "html":
+        _emit(_html(source, summary, comparisons, html_sequences), output)
+    else:
+        _emit(_rendered(summary, output_format, output, max_chars), output)
     tell(summary, output)
     return exit_code(summary)
 
@@ -136,6 +156,7 @@ def report(
 )
 @click.option("--sequence", metavar="ID", help="Show one token of this sequence; needs --step.")
 @click.option("--step", type=click.IntRange(min=0), metavar="T", help="Its 0-based output step.")
+@_redact
 def show(
     directory: Path,
     candidate: str,
@@ -143,6 +164,7 @@ def show(
     worst: int | None,
     sequence: str | None,
     step: int | None,
+    redact: str | None,
 ) -> None:
     """Show tokens in their text, with both runs' best tokens."""
     from trace_audit.diff.compare import check_candidates, compare
@@ -154,7 +176,7 @@ def show(
     if sequence is not None and worst is not None:
         raise UsageError("--worst cannot be combined with --sequence and --step.")
     check_candidates(baseline, [candidate])
-    comparison = compare(_open(directory), baseline, candidate)
+    comparison = compare(_open(directory, redact), baseline, candidate)
     if sequence is None or step is None:
         rows = worst_rows(comparison.pair, worst or 10)
     else:
@@ -164,11 +186,11 @@ def show(
     _emit(render_tokens(comparison.summary, tokens, width=width, color=color), None)
 
 
-def _open(directory: Path) -> AuditSource:
+def _open(directory: Path, redact: str | None) -> AuditSource:
     from trace_audit.diff.source import AuditSource
     from trace_audit.storage.audit_dir import AuditDir
 
-    return AuditSource(AuditDir.open(directory))
+    return AuditSource(AuditDir.open(directory), redact_text=redact == "text")
 
 
 def _save(directory: Path, summary: ReportSummary, comparisons: list[Comparison]) -> None:
@@ -220,6 +242,18 @@ def _rendered(
 
     width, color = _target(output)
     return render_terminal(summary, width=width, color=color)
+
+
+def _html(
+    source: AuditSource,
+    summary: ReportSummary,
+    comparisons: list[Comparison],
+    num_sequences: int | None,
+) -> str:
+    from trace_audit.diff.exhibit import exhibits
+    from trace_audit.report.html import render_html
+
+    return render_html(summary, exhibits(source, comparisons, num_sequences=num_sequences))
 
 
 def _target(output: Path | None) -> tuple[int, bool]:

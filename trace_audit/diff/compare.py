@@ -128,6 +128,7 @@ def compare_all(
             invalid=tuple(invalid),
             next_commands=_next_commands(str(source.audit.path), baseline, pairs),
             gating=gating,
+            redacted=source.redact_text,
         ),
         done,
     )

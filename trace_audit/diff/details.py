@@ -11,7 +11,6 @@ from trace_audit.diff.kl import KLTerms
 from trace_audit.diff.source import AuditSource
 from trace_audit.diff.structure import place
 from trace_audit.diff.summary import TokenDiff, TopChange, TopToken
-from trace_audit.text import display_bytes
 
 _BEFORE_TOKENS = 24
 _AFTER_TOKENS = 8
@@ -40,15 +39,15 @@ class TokenDetails:
         self._kl = kl
         self._changes = changes
 
-    def token(self, row: int) -> TokenDiff:
-        """One row of the pair."""
+    def token(self, row: int, *, context: bool = True) -> TokenDiff:
+        """One row of the pair; without context, the text before and after it is empty."""
         pair, changes = self._pair, self._changes
         baseline, candidate = pair.baseline, pair.candidate
-        before, after = self._context(row)
+        before, after = self._context(row) if context else ("", "")
         return TokenDiff(
             place=place(pair, row),
             token_id=int(pair.token_id[row]),
-            text=self._text(int(pair.token_id[row])),
+            text=self._source.token_text(int(pair.token_id[row])),
             before=before,
             after=after,
             baseline_logprob=float(baseline.logprob[row]),
@@ -72,14 +71,8 @@ class TokenDetails:
         prompt, output = sequence.prompt_token_ids, sequence.output_token_ids
         earlier = [*prompt[max(0, len(prompt) + step - _BEFORE_TOKENS) :], *output[:step]]
         later = output[step + 1 : step + 1 + _AFTER_TOKENS]
-        token_bytes = self._source.vocabulary.token_bytes
-        before = b"".join(token_bytes(int(i)) for i in earlier[-_BEFORE_TOKENS:])
-        after = b"".join(token_bytes(int(i)) for i in later)
-        return display_bytes(before), display_bytes(after)
-
-    def _text(self, token_id: int) -> str:
-        text = display_bytes(self._source.vocabulary.token_bytes(token_id))
-        return text or f"<id {token_id}>"
+        joined = self._source.joined_text
+        return joined(earlier[-_BEFORE_TOKENS:]), joined(later)
 
     def _change(self, row: int) -> TopChange:
         changes = self._changes
@@ -96,7 +89,7 @@ class TokenDetails:
             return ()
         pairs = zip(run.top_token_ids[row].tolist(), run.top_logprobs[row].tolist(), strict=True)
         return tuple(
-            TopToken(token_id=token_id, text=self._text(token_id), logprob=logprob)
+            TopToken(token_id=token_id, text=self._source.token_text(token_id), logprob=logprob)
             for token_id, logprob in pairs
             if token_id >= 0
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ from trace_audit.diff.align import RunRows, run_rows
 from trace_audit.diff.identity import logit_dtype, run_identity, why_no_excess
 from trace_audit.diff.summary import TraceIdentity
 from trace_audit.diff.trace_index import TraceIndex, trace_index
+from trace_audit.text import display_bytes
 
 if TYPE_CHECKING:
     from trace_audit.storage.audit_dir import AuditDir
@@ -24,9 +25,15 @@ _RUNS_KEPT = 4
 class AuditSource:
     """Trace, vocabulary and runs of one audit; the runs used last are kept."""
 
-    def __init__(self, audit: AuditDir) -> None:
-        """Reads from an opened directory, when asked."""
+    def __init__(self, audit: AuditDir, *, redact_text: bool = False) -> None:
+        """Reads from an opened directory, when asked.
+
+        Args:
+            audit: The directory.
+            redact_text: Tokens are told by their ids, and no text leaves this object.
+        """
         self.audit = audit
+        self.redact_text = redact_text
         self._rows: dict[str, RunRows] = {}
         self._info: dict[str, dict[str, Any]] = {}
 
@@ -47,6 +54,21 @@ class AuditSource:
     def vocabulary(self) -> Vocabulary:
         """Bytes of each token."""
         return self.audit.vocabulary()
+
+    def token_text(self, token_id: int) -> str:
+        """A token's visible text; its id where it has none, or where text is redacted."""
+        text = "" if self.redact_text else display_bytes(self.vocabulary.token_bytes(token_id))
+        return text or f"<id {token_id}>"
+
+    def joined_text(self, token_ids: Iterable[int]) -> str:
+        """Visible text of consecutive tokens; empty where text is redacted."""
+        if self.redact_text:
+            return ""
+        return display_bytes(b"".join(self.vocabulary.token_bytes(int(i)) for i in token_ids))
+
+    def ends_line(self, token_id: int) -> bool:
+        """Whether a token's bytes end with a newline; not told where text is redacted."""
+        return not self.redact_text and self.vocabulary.token_bytes(token_id).endswith(b"\n")
 
     def info(self, name: str) -> Mapping[str, Any]:
         """run.json of a run."""

@@ -1,9 +1,8 @@
-"""What a report says: frozen dataclasses that the terminal, Markdown and JSON renderers share.
+"""What a report says: frozen dataclasses that all renderers share.
 
 Nothing here computes or formats. Log-probabilities and deltas are natural logarithms (nats);
 ``delta`` is always **candidate minus baseline**, positive where the candidate is more confident.
-Token text is already neutral (:func:`trace_audit.text.display_bytes`): control characters are
-visible escapes, but markup of the output format is not yet escaped.
+Token text is already neutral (:func:`trace_audit.text.display_bytes`), but not yet escaped.
 """
 
 from __future__ import annotations
@@ -240,6 +239,7 @@ class ReportSummary:
         pairs: Cheapest candidate first (engine seconds), unknown cost last.
         next_commands: Commands with a word on what each shows.
         gating: What was gated; None without a profile or ``--fail-on``.
+        redacted: Tokens are told by their ids, and no prompt is in it.
     """
 
     format_version: int
@@ -249,3 +249,4 @@ class ReportSummary:
     invalid: tuple[InvalidPair, ...]
     next_commands: tuple[tuple[str, str], ...]
     gating: Gating | None = None
+    redacted: bool = False

@@ -46,6 +46,8 @@ def _report(summary: ReportSummary, without: Sequence[str]) -> Iterable[str]:
     if _ABOUT not in without:
         yield from (escape_markdown(view.trace_line(summary.trace)), "")
         yield from (_fixed(view.CONVENTION), "")
+    if summary.redacted:
+        yield from (view.REDACTED, "")
     for line in view.invalid_lines(summary):
         yield from (f"**{escape_markdown(line)}**", "")
     if len(summary.pairs) > 1:

@@ -74,6 +74,8 @@ def _report(summary: ReportSummary, width: int) -> Iterable[RenderableType]:
     yield Text.assemble(("Audit ", "bold"), plain(summary.trace.path))
     yield Text(view.trace_line(summary.trace), style="dim")
     yield Text(view.CONVENTION, style="dim")
+    if summary.redacted:
+        yield Text(view.REDACTED, style="dim")
     yield ""
     for line in view.invalid_lines(summary):
         yield Text(line, style="bold red")

@@ -49,6 +49,8 @@ CONVENTION = (
     "positive: the candidate is more confident."
 )
 
+REDACTED = "Text is redacted: tokens are told by their ids, and prompts are left out."
+
 
 @dataclass(frozen=True, kw_only=True)
 class IdentityRow:
