@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO := .demo/audit
-DEMO_CONFIGS := fp32-eager bf16-eager bf16-sdpa bf16-fp32head
+DEMO_CONFIGS := fp32-eager fp32-tp3 bf16-eager bf16-sdpa bf16-fp32head
 PYTEST_ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
