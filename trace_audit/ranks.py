@@ -18,13 +18,14 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from trace_audit.config import RunConfig
 from trace_audit.engine.build import BuiltEngine, build_engine
+from trace_audit.environment import environment_fingerprint
 from trace_audit.jobs import Rendezvous
 from trace_audit.models.loader import LoadedModel, load_model, torch_dtype
 from trace_audit.models.split import load_split_model
 from trace_audit.parallel.lockstep import Lockstep
 from trace_audit.parallel.rendezvous import open_store
 from trace_audit.parallel.world import World, lockstep_world, process_world, single_world
-from trace_audit.run_setup import apply_process_settings, use_device
+from trace_audit.run_setup import apply_process_settings, run_environment, use_device
 
 _POLL_SECONDS = 0.05
 
@@ -37,11 +38,13 @@ class RankReport:
         rank: its number.
         peak_host_bytes: the most memory of its process; emulated ranks share one.
         peak_device_bytes: the most memory of its GPU that it had allocated, 0 on a CPU.
+        environment_fingerprint: of its machine and libraries.
     """
 
     rank: int
     peak_host_bytes: int
     peak_device_bytes: int
+    environment_fingerprint: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,19 +54,21 @@ class OpenEngine:
     Attributes:
         loaded: the model, or rank 0's share of it.
         built: the engine.
+        config: resolved.
         world: rank 0's place.
         load_seconds: time to load and build.
     """
 
     loaded: LoadedModel
     built: BuiltEngine
+    config: RunConfig
     world: World
     load_seconds: float
 
     def finish(self) -> dict[str, Any]:
         """Let the other ranks end; what run.json says of all of them."""
         self.built.engine.close()
-        reports = self.world.all.gather_objects(_report(self.world))
+        reports = self.world.all.gather_objects(_report(self.world, self.config))
         return {
             "world_size": self.world.all.size,
             "transport": self.world.transport,
@@ -116,7 +121,7 @@ def serve_rank(rendezvous: Rendezvous) -> dict[str, Any]:
 def _follow(config: RunConfig, directory: Path, world: World) -> None:
     engine = _open(config, directory, world).built.engine
     engine.follow()
-    world.all.gather_objects(_report(world))
+    world.all.gather_objects(_report(world, config))
 
 
 def _open(config: RunConfig, directory: Path, world: World) -> OpenEngine:
@@ -130,7 +135,7 @@ def _open(config: RunConfig, directory: Path, world: World) -> OpenEngine:
     )
     built = build_engine(loaded, config.engine, world)
     seconds = time.perf_counter() - started
-    return OpenEngine(loaded=loaded, built=built, world=world, load_seconds=seconds)
+    return OpenEngine(loaded=loaded, built=built, config=config, world=world, load_seconds=seconds)
 
 
 def _device(config: RunConfig) -> torch.device:
@@ -143,11 +148,12 @@ def _assignments(rendezvous: Rendezvous) -> Any:
     return PrefixStore("assignment", open_store(rendezvous))
 
 
-def _report(world: World) -> RankReport:
+def _report(world: World, config: RunConfig) -> RankReport:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
     return RankReport(
         rank=world.all.rank,
         peak_host_bytes=peak if sys.platform == "darwin" else peak * 1024,
         peak_device_bytes=torch.cuda.max_memory_allocated() if on_gpu else 0,
+        environment_fingerprint=environment_fingerprint(run_environment(config)),
     )

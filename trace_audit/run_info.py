@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trace_audit.config import RunConfig
-from trace_audit.environment import environment_fingerprint
 from trace_audit.ranks import OpenEngine
-from trace_audit.run_setup import Setup
+from trace_audit.run_setup import Setup, digest
 from trace_audit.storage.shards import ShardWriter
 
 
@@ -36,6 +36,7 @@ def run_info(
         resumed_shards: how many were finished by an earlier attempt.
     """
     seconds = writer.engine_seconds
+    ranks = opened.finish()
     return {
         "model": model,
         "model_fingerprint": model_fingerprint,
@@ -43,9 +44,9 @@ def run_info(
         "requested_config": requested.model_dump(),
         "resolved_config": setup.config.model_dump(),
         "environment": dict(setup.environment),
-        "environment_fingerprint": environment_fingerprint(setup.environment),
+        "environment_fingerprint": _fingerprint(ranks["reports"]),
         "backends": opened.built.backends,
-        "ranks": opened.finish(),
+        "ranks": ranks,
         "num_kv_blocks": opened.built.num_kv_blocks,
         "logprobs": "raw",  # of the untouched logits, at temperature 1
         "capabilities": {"statistics": "exact"},
@@ -57,6 +58,12 @@ def run_info(
             "tokens_per_second": writer.finished_tokens / seconds if seconds else None,
         },
     }
+
+
+def _fingerprint(reports: Sequence[Mapping[str, Any]]) -> str:
+    """Of the environment that all ranks share; of all of them in order where they differ."""
+    prints = [report["environment_fingerprint"] for report in reports]
+    return str(prints[0]) if len(set(prints)) == 1 else digest({"ranks": prints})
 
 
 def run_result(

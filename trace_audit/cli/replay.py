@@ -45,7 +45,9 @@ from trace_audit.errors import UsageError
 )
 @click.option("--only", multiple=True, metavar="ID", help="Replay this sequence; repeatable.")
 @click.option("--keep-going", is_flag=True, help="Go on with the next run after a failed one.")
-@click.option("--dry-run", is_flag=True, help="Print the runs, their tokens and a rank's KV bytes; stop.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print the runs, their tokens and a rank's KV bytes; stop."
+)
 @click.option("--force", is_flag=True, help="Replace runs of the same name.")
 @click.pass_context
 def replay(
