@@ -98,3 +98,9 @@ def test_the_configuration_is_for_as_many_ranks(
         return
     with pytest.raises(ConfigError, match=said):
         found.check(parallel)
+
+
+def test_a_host_without_an_address_is_refused_by_name() -> None:
+    place(MASTER_ADDR="127.0.0.1").check_host()
+    with pytest.raises(ConfigError, match=r"MASTER_ADDR 'nosuch\.invalid' cannot be resolved"):
+        place(MASTER_ADDR="nosuch.invalid").check_host()

@@ -102,7 +102,8 @@ def _model(job: ReplayJob, audit: AuditDir) -> tuple[ModelSource, str]:
     if fingerprint != audit.info.model_fingerprint:
         raise ModelError(
             f"the model at {where} is not the one that was recorded",
-            hint="to replay on another checkpoint of the same vocabulary, name it with --model",
+            hint="its files changed or are damaged; to replay on another checkpoint of the same "
+            "vocabulary, name it with --model",
         )
     return ModelSource(directory=where, revision=audit.info.model_revision), fingerprint
 

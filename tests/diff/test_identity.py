@@ -90,3 +90,11 @@ def test_a_fallback_backend_is_invalid() -> None:
     info["backends"] = {"attention": "eager"}
     with pytest.raises(InvalidComparisonError, match="asked for attention_backend 'triton'"):
         check_comparable(run_info("record"), info, "b")
+
+
+def test_how_long_a_rank_waits_is_no_second_change() -> None:
+    infos = [run_info(name) for name in "ab"]
+    infos[1]["resolved_config"]["engine"]["dtype"] = "bfloat16"
+    infos[1]["resolved_config"]["parallel"] = {"timeout_seconds": 5}
+    a, b = (run_identity(name, info) for name, info in zip("ab", infos, strict=True))
+    assert warnings(a, b, differences(a.resolved, b.resolved), ()) == ()

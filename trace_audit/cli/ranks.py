@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from trace_audit.cli.messages import say
 from trace_audit.cli.progress import plain_lines
 from trace_audit.errors import RunFailedError
 from trace_audit.jobs import Event, Job
@@ -36,8 +37,10 @@ def as_rank(command: Callable[[RunJob], int]) -> int:
         return command(run_job)
     if place.world_size == 1:
         return command(_checked(place))
+    place.check_host()
     if place.rank > 0:
         return _serve(place)
+    say(f"{place.name}: the others join at {place.address}")
     return _lead(place, command)
 
 

@@ -111,6 +111,9 @@ def _is_automatic(run: RunIdentity, key: str) -> bool:
     return run.requested.get(key) in ("auto", 0)
 
 
+_PATIENCE = "parallel.timeout_seconds"  # how long a rank waits is in no number
+
+
 def _changes(
     config: tuple[Difference, ...], baseline: RunIdentity, candidate: RunIdentity
 ) -> tuple[Difference, ...]:
@@ -123,7 +126,11 @@ def _changes(
         alone = [all(_size(run, size) == 1 for size in sizes) for run in (baseline, candidate)]
         return alone[0] != alone[1]
 
-    return tuple(difference for difference in config if not is_part(difference.key))
+    return tuple(
+        difference
+        for difference in config
+        if difference.key != _PATIENCE and not is_part(difference.key)
+    )
 
 
 def _size(run: RunIdentity, key: str) -> object:

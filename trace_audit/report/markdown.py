@@ -83,9 +83,11 @@ def _grid(summary: ReportSummary) -> Iterable[str]:
         if pair.bitwise and not pair.fault:
             rows.append([*start, "BITWISE", *[""] * 4])
             continue
-        names = ("abs.mean", "abs.max", "kl.mean", "flip.all", "rows.unequal")
-        values = [_fixed(metric_value(pair.metric(metric))) for metric in names]
-        rows.append([*start, *values])
+        names = ("abs.mean", "abs.max", "kl.mean", "rows.unequal")
+        *before, unequal = [_fixed(metric_value(pair.metric(metric))) for metric in names]
+        # A count, as on the terminal.
+        flips = NOT_AVAILABLE if pair.flips.reason is not None else f"{pair.flips.flips:,}"
+        rows.append([*start, *before, flips, unequal])
     verdict = [] if summary.gating is None else ["verdict"]
     headers = ["candidate", *verdict, "mean |delta|", "max", "KL", "flips", "unequal rows"]
     yield from _table([_fixed(header) for header in headers], rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -61,6 +62,19 @@ class Place:
             key=key,
             timeout_seconds=timeout_seconds,
         )
+
+    def check_host(self) -> None:
+        """Refuse a host that this machine cannot find, which would look like a rank that is late.
+
+        Raises:
+            ConfigError: MASTER_ADDR has no address.
+        """
+        try:
+            socket.getaddrinfo(self.host, self.port)
+        except OSError as error:
+            raise ConfigError(
+                f"MASTER_ADDR {self.host!r} cannot be resolved: {error.strerror}", hint=_HINT
+            ) from error
 
     def check(self, parallel: ParallelConfig) -> None:
         """Refuse a configuration that is not for this many ranks.
