@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from trace_audit.config import RunConfig
 from trace_audit.engine.build import BuiltEngine, build_engine
@@ -23,7 +22,7 @@ from trace_audit.jobs import Rendezvous
 from trace_audit.models.loader import LoadedModel, load_model, torch_dtype
 from trace_audit.models.split import load_split_model
 from trace_audit.parallel.lockstep import Lockstep
-from trace_audit.parallel.rendezvous import open_store
+from trace_audit.parallel.rendezvous import open_store, under
 from trace_audit.parallel.world import World, lockstep_world, process_world, single_world
 from trace_audit.run_setup import apply_process_settings, run_environment, use_device
 
@@ -145,7 +144,7 @@ def _device(config: RunConfig) -> torch.device:
 
 
 def _assignments(rendezvous: Rendezvous) -> Any:
-    return PrefixStore("assignment", open_store(rendezvous))
+    return under(open_store(rendezvous), "assignment")
 
 
 def _report(world: World, config: RunConfig) -> RankReport:

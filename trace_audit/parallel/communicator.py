@@ -144,8 +144,3 @@ class ProcessCommunicator:
         box = [value]
         dist.broadcast_object_list(box, src=self._ranks[source], group=self._objects)
         return box[0]
-
-
-def gathered(parts: Sequence[torch.Tensor], width: int) -> torch.Tensor:
-    """Parts [..., n] side by side, cut to [..., width]: the last parts may be padded."""
-    return torch.cat(list(parts), dim=-1)[..., :width]
