@@ -40,6 +40,14 @@ class EngineConfig(_Section):
     num_kv_blocks: NonNegative = 0
     preemption: Literal["swap", "recompute"] = "swap"
     shard_size: NonNegative = 0
+    path: Literal["decode", "prefill"] = "decode"
+    prefill_chunk: NonNegative = 0
+    fixed_batch: bool = False
+    batch_order_seed: NonNegative = 0
+    kv_cache_dtype: Literal["auto", DType, "fp8_e4m3", "fp8_e5m2", "int8"] = "auto"
+    quantization: Literal["none", "int8_weight_only", "int4_weight_only", "fp8"] = "none"
+    moe_backend: Literal["auto", "eager", "batched_mm", "grouped_mm"] = "auto"
+    compile: bool = False
     enable_trace_replay: bool = True
 
     @field_validator("block_size")
@@ -76,7 +84,32 @@ class ParallelConfig(_Section):
         return self.backend == "process" or (self.backend == "auto" and self.world_size > 1)
 
 
-SECTIONS: dict[str, type[BaseModel]] = {"engine": EngineConfig, "parallel": ParallelConfig}
+class ScoringConfig(_Section):
+    """Which distribution the statistics are of. `docs/configuration.md` describes every key."""
+
+    mode: Literal["raw", "processed"] = "raw"
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
+    top_k: NonNegative = 0
+
+
+class SpeculativeConfig(_Section):
+    """Speculative decoding. `docs/configuration.md` describes every key."""
+
+    method: Literal["none", "ngram", "draft_model"] = "none"
+    num_speculative_tokens: Positive = 4
+    draft_model: str = ""
+    prompt_lookup_min: Positive = 1
+    prompt_lookup_max: Positive = 4
+    rejection: Literal["greedy", "probabilistic"] = "greedy"
+
+
+SECTIONS: dict[str, type[BaseModel]] = {
+    "engine": EngineConfig,
+    "scoring": ScoringConfig,
+    "speculative": SpeculativeConfig,
+    "parallel": ParallelConfig,
+}
 """The tables of a configuration file."""
 
 
@@ -86,11 +119,15 @@ class RunConfig(_Section):
     Attributes:
         name: names the run's directory: letters, digits and `. _ = + -`.
         engine: how the run computes.
+        scoring: which distribution the statistics are of.
+        speculative: drafts that a launch verifies.
         parallel: how it is spread over ranks.
     """
 
     name: str
     engine: EngineConfig = EngineConfig()
+    scoring: ScoringConfig = ScoringConfig()
+    speculative: SpeculativeConfig = SpeculativeConfig()
     parallel: ParallelConfig = ParallelConfig()
 
     @field_validator("name")

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trace_audit.config.model import EngineConfig, ParallelConfig, RunConfig
-from trace_audit.config.overrides import override
+from trace_audit.config.overrides import flat, override
 from trace_audit.errors import ConfigError
+
+_ONLY_VALUE: Mapping[str, object] = {
+    "engine.path": "decode",
+    "engine.prefill_chunk": 0,
+    "engine.fixed_batch": False,
+    "engine.batch_order_seed": 0,
+    "engine.kv_cache_dtype": "auto",
+    "engine.quantization": "none",
+    "engine.moe_backend": "auto",
+    "engine.compile": False,
+    "scoring.mode": "raw",
+    "speculative.method": "none",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +51,7 @@ def resolve(config: RunConfig, *, hardware: Hardware, max_sequence_len: int) -> 
     Raises:
         ConfigError: this machine or these lengths cannot honour the configuration.
     """
+    _check_built(config)
     engine = config.engine
     device = engine.device
     if device == "auto":
@@ -59,6 +74,16 @@ def resolve(config: RunConfig, *, hardware: Hardware, max_sequence_len: int) -> 
         "parallel.reduction": parallel.reduction,
     }
     return override(config, decided)
+
+
+def _check_built(config: RunConfig) -> None:
+    """Refuse what has a key but no code yet."""
+    given = flat(config)
+    for key, value in _ONLY_VALUE.items():
+        if given[key] != value:
+            raise ConfigError(
+                f"{key} = {given[key]!r} is not built yet", hint=f"leave it at {value!r}"
+            )
 
 
 def _attention_backend(engine: EngineConfig, device: str) -> str:
