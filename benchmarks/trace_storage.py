@@ -87,9 +87,10 @@ def one_round(replay: TraceReplayState, state: RequestState, device: torch.devic
     replay.apply_staged_writes()
     slots = torch.tensor([r.slot for r in requests], dtype=torch.int32, device=device)
     sampled = torch.zeros(len(requests), dtype=torch.int64, device=device)
+    offsets = torch.zeros_like(sampled)
     for _ in range(arguments.steps):
         replay.apply_trace(sampled, slots, state)
-        state.append_tokens(slots.long(), sampled)
+        state.append_tokens(slots.long(), offsets, sampled)
     assert sampled.tolist() == [r.index for r in requests]
     for request in requests:
         replay.remove_request(request)

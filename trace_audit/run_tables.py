@@ -8,10 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from trace_audit.engine.request import RequestOutput
+from trace_audit.engine.request import PHASES, RequestOutput
 from trace_audit.storage.schema import SHARD_SCHEMA
-
-_PHASES = ("prefill", "decode", "verify")
 
 
 def shard_table(outputs: Sequence[RequestOutput], sequence_indices: Sequence[int]) -> pa.Table:
@@ -42,7 +40,7 @@ def _sequence_table(output: RequestOutput, index: int) -> pa.Table:
         "sequence_id": pa.array([output.request_id] * count, pa.string()),
         "step": np.arange(count, dtype=np.int32),
         "position": output.position,
-        "phase": _phases(output.is_prefill),
+        "phase": _phases(output.phase),
         "token_id": output.token_ids,
         "logprob": output.logprob,
         "rank": pa.array(output.rank, mask=unranked),
@@ -70,9 +68,8 @@ def _sequence_table(output: RequestOutput, index: int) -> pa.Table:
     )
 
 
-def _phases(is_prefill: npt.NDArray[np.bool_]) -> pa.DictionaryArray:
-    codes = np.where(is_prefill, _PHASES.index("prefill"), _PHASES.index("decode"))
-    return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(_PHASES))
+def _phases(codes: npt.NDArray[np.int8]) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(PHASES))
 
 
 def _lists(

@@ -16,6 +16,7 @@ import torch
 
 from tests.parallel.emulated import emulated, emulated_harness
 from tests.tiny import VOCABULARY, Harness, differing_columns, random_prompts
+from trace_audit.engine.request import PHASES
 from trace_audit.errors import RequestError
 
 # On both sides of the block size, above the sliding window, and one over the token budget.
@@ -172,7 +173,7 @@ def test_chunked_prefill_commits_once_and_keeps_the_traces_start(checkpoint, dev
     assert output.token_ids.tolist() == trace
     assert harness.launches == [(16,)] * 6 + [(4,), (1,), (1,)]
     assert output.chunk_start.tolist() == [96, 100, 101]
-    assert output.is_prefill.tolist() == [True, False, False]
+    assert [PHASES[i] for i in output.phase] == ["prefill", "decode", "decode"]
     assert output.position.tolist() == [100, 101, 102]
     whole = make(checkpoint(), device, max_num_batched_tokens=128)
     other = whole.run([whole.request(0, prompt, trace_decode_token_ids=trace)])[0]

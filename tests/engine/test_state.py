@@ -177,10 +177,22 @@ def test_appending_moves_the_step_on_the_device(device):
     slots.admit(r)
     for want in (10, 11, 12):
         assert slots.apply(r) == [want]
-        slots.state.append_tokens(
-            torch.tensor([r.slot], device=device), torch.tensor([want], device=device)
-        )
+        slots.state.append_tokens(*torch.tensor([[r.slot], [0], [want]], device=device))
     assert slots.apply(r) == [-7]
+
+
+def test_several_tokens_of_a_request_are_appended_at_once(device):
+    slots = Slots(device)
+    first, second = request([1, 2], trace=[10, 11, 12, 13]), request([3])
+    slots.admit(first)
+    slots.admit(second)
+    rows = [first.slot, first.slot, second.slot, first.slot]
+    appended = torch.tensor([rows, [0, 1, 0, 2], [10, 11, 7, 12]], device=device)
+    slots.state.append_tokens(*appended)
+    assert slots.apply(first) == [13]
+    assert slots.state.all_token_ids.gpu[first.slot, :6].tolist() == [1, 2, 10, 11, 12, 13]
+    assert slots.state.all_token_ids.gpu[second.slot, :2].tolist() == [3, 7]
+    assert slots.state.total_len.gpu[:, 0].tolist()[second.slot] == 2
 
 
 def test_a_full_admission_batch_is_one_write_a_request_and_one_launch(device, monkeypatch):

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from trace_audit.attention.base import AttentionBatch
+from trace_audit.engine.request import Request
 from trace_audit.engine.scheduler import ScheduledRequest
 from trace_audit.kernels.runtime import to_device
 
@@ -18,27 +19,53 @@ Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
-    """A flat token batch. B rows (requests), T tokens.
+class LogitsRow:
+    """One row of a launch's logits.
 
     Attributes:
-        scheduled: the B rows in order.
-        idx_mapping: int32 [B] on the device, batch row -> request slot.
+        scheduled: whose it is.
+        position: absolute position of the token that the logits follow.
+    """
+
+    scheduled: ScheduledRequest
+    position: int
+
+    @property
+    def request(self) -> Request:
+        """The request."""
+        return self.scheduled.request
+
+    @property
+    def step(self) -> int:
+        """0-based output index of the token sampled here; negative inside the prompt."""
+        return self.position + 1 - self.request.prompt_len
+
+    @property
+    def is_next(self) -> bool:
+        """Whether the token sampled here is the request's next; inside a prompt it is not."""
+        return self.position + 1 == self.request.total_len
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """A flat token batch: T tokens of some requests, and B rows of logits.
+
+    Attributes:
+        scheduled: the requests in order.
+        rows: the B rows, those of a request together and in order of position.
+        idx_mapping: int32 [B] on the device, row -> request slot.
         token_slots: int64 [T] on the device, request slot of each token.
         positions: int64 [T] on the device, absolute positions.
-        last_tokens: int64 [B] on the device, flat index of each row's last token.
-        committed: host rows whose sampled token counts.
-        committed_rows: int64 [num_committed] on the device, the same.
+        logits_tokens: int64 [B] on the device, flat index of each row's token.
         attention: what the attention backend needs.
     """
 
     scheduled: Sequence[ScheduledRequest]
+    rows: Sequence[LogitsRow]
     idx_mapping: torch.Tensor
     token_slots: torch.Tensor
     positions: torch.Tensor
-    last_tokens: torch.Tensor
-    committed: list[int]
-    committed_rows: torch.Tensor
+    logits_tokens: torch.Tensor
     attention: AttentionBatch
 
     @property
@@ -62,15 +89,22 @@ def build_batch(
         block_table[rows, positions // block_size].astype(np.int64) * block_size
         + positions % block_size
     )
-    committed = [row for row, s in enumerate(scheduled) if s.commits]
+    logits_rows = np.repeat(np.arange(len(scheduled)), [s.num_logits for s in scheduled])
+    rows_of_logits = [
+        LogitsRow(scheduled=s, position=position)
+        for s in scheduled
+        for position in range(s.end - s.num_logits, s.end)
+    ]
+    # A row's token is where its position is, counted back from the end of its request's tokens.
+    ends = query_starts[1:][logits_rows]
+    back = np.array([row.scheduled.end - row.position for row in rows_of_logits], dtype=np.int64)
     return Batch(
         scheduled=scheduled,
-        idx_mapping=to_device(slots.astype(np.int32), device),
+        rows=rows_of_logits,
+        idx_mapping=to_device(slots[logits_rows].astype(np.int32), device),
         token_slots=to_device(slots[rows], device),
         positions=to_device(positions, device),
-        last_tokens=to_device(query_starts[1:] - 1, device),
-        committed=committed,
-        committed_rows=to_device(np.array(committed, dtype=np.int64), device),
+        logits_tokens=to_device(ends - back, device),
         attention=AttentionBatch(
             query_lens=query_lens,
             context_lens=starts + query_lens,

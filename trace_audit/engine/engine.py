@@ -121,8 +121,8 @@ class Engine:
         tokens = self._committed_tokens(output)
         for scheduled in batch.scheduled:
             scheduled.request.num_computed_tokens += scheduled.num_tokens
-        for row, token in zip(batch.committed, tokens, strict=True):
-            request = batch.scheduled[row].request
+        for index, token in zip(output.committed, tokens, strict=True):
+            request = batch.rows[index].request
             request.commit(token)
             if request.finish_reason is not None:
                 self._scheduler.finish(request)
@@ -135,13 +135,12 @@ class Engine:
         A replay's schedule depends on lengths alone, so the host runs ahead of the device; a
         free request's end is known only by its token.
         """
-        batch = output.batch
-        requests = [batch.scheduled[row].request for row in batch.committed]
-        if all(r.trace is not None for r in requests):
+        rows = [output.batch.rows[index] for index in output.committed]
+        if all(row.request.trace is not None for row in rows):
             if self.counters.steps % _MAX_STEPS_AHEAD == 0 and output.tokens.is_cuda:
                 torch.cuda.current_stream().synchronize()
-            return [r.trace[len(r.output_token_ids)] for r in requests if r.trace is not None]
-        return output.tokens[batch.committed_rows].tolist()
+            return [r.request.trace[r.step] for r in rows if r.request.trace is not None]
+        return output.tokens[output.committed_rows].tolist()
 
     def _check(self, requests: Sequence[Request]) -> None:
         if len({r.request_id for r in requests}) != len(requests):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from trace_audit.attention.base import AttentionBackend, KVCache, LayerSpec
@@ -15,6 +17,7 @@ from trace_audit.engine.sampler import Sampler, SamplingInputs
 from trace_audit.engine.scheduler import ScheduledRequest
 from trace_audit.engine.token_statistics import StatisticsKernels, TokenStatistics
 from trace_audit.engine.trace_replay import ApplyTrace, TraceReplayState
+from trace_audit.kernels.runtime import to_device
 from trace_audit.models.loader import LoadedModel
 from trace_audit.parallel.world import World
 
@@ -27,11 +30,15 @@ class StepOutput:
         batch: the launch.
         tokens: int64 [B], sampled or overwritten.
         statistics: of all B rows; None on a rank that does not sample.
+        committed: rows whose token counts, in order.
+        committed_rows: int64 [num_committed] on the device, the same.
     """
 
     batch: Batch
     tokens: torch.Tensor
     statistics: TokenStatistics | None
+    committed: list[int]
+    committed_rows: torch.Tensor
 
 
 class ModelRunner:
@@ -102,19 +109,26 @@ class ModelRunner:
         self._apply_staged_writes()
         batch = build_batch(scheduled, block_size=self.block_size, device=self.device)
         logits = self._forward(batch)
-        requests = [s.request for s in scheduled]
-        tokens = torch.empty(len(requests), dtype=torch.long, device=self.device)
+        tokens = torch.empty(len(batch.rows), dtype=torch.long, device=self.device)
         statistics = None
         if self._sampler is not None:
             assert logits is not None
-            inputs = SamplingInputs.of(requests, self.device)
+            inputs = SamplingInputs.of(batch.rows, self.device)
             tokens, statistics = self._sampler(
                 logits, inputs, batch.idx_mapping, self.request_state
             )
         tokens = self._world.all.broadcast(tokens, self._world.sampling_rank)
-        rows = batch.committed_rows
-        self.request_state.append_tokens(batch.idx_mapping.long()[rows], tokens[rows])
-        return StepOutput(batch=batch, tokens=tokens, statistics=statistics)
+        committed = [index for index, row in enumerate(batch.rows) if row.is_next]
+        rows = to_device(np.array(committed, dtype=np.int64), self.device)
+        offsets = to_device(_offsets(batch, committed), self.device)
+        self.request_state.append_tokens(batch.idx_mapping.long()[rows], offsets, tokens[rows])
+        return StepOutput(
+            batch=batch,
+            tokens=tokens,
+            statistics=statistics,
+            committed=committed,
+            committed_rows=rows,
+        )
 
     def admit(self, request: Request) -> None:
         """Give the request a slot and, if it was swapped out, its KV back."""
@@ -143,10 +157,17 @@ class ModelRunner:
             self.trace_replay.apply_staged_writes()
 
     def _forward(self, batch: Batch) -> torch.Tensor | None:
-        """Logits of each row's last token, [B, V]; None before the last pipeline stage."""
+        """Logits [B, V] of the batch's rows; None before the last pipeline stage."""
         self._loaded.attention.prepare(batch.attention)
         input_ids = self.request_state.gather_input_ids(batch.token_slots, batch.positions)
-        return self._loaded.forward(input_ids, batch.positions, batch.last_tokens)
+        return self._loaded.forward(input_ids, batch.positions, batch.logits_tokens)
+
+
+def _offsets(batch: Batch, committed: Sequence[int]) -> npt.NDArray[np.int64]:
+    """How many tokens of the same request are committed before each of the rows."""
+    positions = [batch.rows[index].position for index in committed]
+    lengths = [batch.rows[index].request.total_len for index in committed]
+    return np.array(positions, dtype=np.int64) + 1 - np.array(lengths, dtype=np.int64)
 
 
 def kv_block_bytes(layers: Sequence[LayerSpec], block_size: int, dtype: torch.dtype) -> int:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from trace_audit.engine.model_runner import StepOutput
-from trace_audit.engine.request import Request, RequestOutput
+from trace_audit.engine.request import PHASES, Request, RequestOutput
 from trace_audit.engine.token_statistics import TokenStatistics
 
 _FIELDS = tuple(f.name for f in fields(TokenStatistics))
@@ -24,7 +24,7 @@ class _Row:
     launch_tokens: int
     launch_requests: int
     chunk_start: int
-    is_prefill: bool
+    phase: int
 
 
 class OutputBuffer:
@@ -37,26 +37,24 @@ class OutputBuffer:
     def add(self, output: StepOutput) -> None:
         """Keep the committed rows of a launch. Called before the tokens are committed."""
         batch = output.batch
-        if not batch.committed or output.statistics is None:
+        if not output.committed or output.statistics is None:
             return
-        for row in batch.committed:
-            scheduled = batch.scheduled[row]
-            request = scheduled.request
+        for index in output.committed:
+            row = batch.rows[index]
             self._rows.append(
                 _Row(
-                    request_id=request.request_id,
-                    position=request.total_len,
+                    request_id=row.request.request_id,
+                    position=row.position + 1,
                     launch_tokens=batch.num_tokens,
                     launch_requests=len(batch.scheduled),
-                    chunk_start=scheduled.chunk_start,
-                    is_prefill=scheduled.num_tokens > 1
-                    or scheduled.chunk_start < request.prompt_len,
+                    chunk_start=row.scheduled.chunk_start,
+                    phase=PHASES.index(row.scheduled.phase),
                 )
             )
         tensors = {name: getattr(output.statistics, name) for name in _FIELDS}
         tensors["token_ids"] = output.tokens
-        if len(batch.committed) < len(batch.scheduled):
-            tensors = {name: t[batch.committed_rows] for name, t in tensors.items()}
+        if len(output.committed) < len(batch.rows):
+            tensors = {name: t[output.committed_rows] for name, t in tensors.items()}
         self._steps.append(tensors)
 
     def collect(self, requests: list[Request]) -> list[RequestOutput]:
@@ -94,6 +92,6 @@ class OutputBuffer:
             launch_tokens=ints("launch_tokens"),
             launch_requests=ints("launch_requests"),
             chunk_start=ints("chunk_start"),
-            is_prefill=np.array([row.is_prefill for row in rows]),
+            phase=ints("phase").astype(np.int8),
             **values,  # type: ignore[arg-type]
         )

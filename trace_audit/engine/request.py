@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from trace_audit.engine.sampling_params import SamplingParams
 
+Phase: TypeAlias = Literal["prefill", "decode", "verify"]
+PHASES: tuple[Phase, ...] = ("prefill", "decode", "verify")
 StopChecker = Callable[[Sequence[int]], bool]
 """Given the output ids so far, whether a stop string has appeared."""
 
@@ -93,7 +96,7 @@ class RequestOutput:
         position: int32 [T], absolute position of each output token.
         launch_tokens, launch_requests, chunk_start: int32 [T], the launch each token came from:
             its tokens, its requests, and the first position of this request's chunk in it.
-        is_prefill: bool [T], whether the launch computed prompt tokens of this request.
+        phase: int8 [T], index into `PHASES`: what the launch computed of this request.
         logprob: float32 [T], natural-log probability of the token in the untouched logits.
         rank: int32 [T], 1 + strictly larger logits; 0 where the row has no finite normalizer.
         tie_count: int32 [T], others equal to it.
@@ -113,7 +116,7 @@ class RequestOutput:
     launch_tokens: npt.NDArray[np.int32]
     launch_requests: npt.NDArray[np.int32]
     chunk_start: npt.NDArray[np.int32]
-    is_prefill: npt.NDArray[np.bool_]
+    phase: npt.NDArray[np.int8]
     logprob: npt.NDArray[np.float32]
     rank: npt.NDArray[np.int32]
     tie_count: npt.NDArray[np.int32]

@@ -77,13 +77,16 @@ class RequestState:
         """Token ids of a flat batch, int64 [num_tokens], read from the rows on the device."""
         return self.all_token_ids.gpu[token_slots, positions].long()
 
-    def append_tokens(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Append one token to each of `slots`.
+    def append_tokens(
+        self, slots: torch.Tensor, offsets: torch.Tensor, tokens: torch.Tensor
+    ) -> None:
+        """Append tokens to the rows of slots.
 
         Args:
-            slots: int64 [n], each slot at most once.
+            slots: int64 [n].
+            offsets: int64 [n], 0 for a slot's first token here, 1 for its second.
             tokens: int64 [n].
         """
-        ends = self.total_len.gpu[slots, 0]
-        self.all_token_ids.gpu[slots, ends.long()] = tokens.int()
-        self.total_len.gpu[slots, 0] = ends + 1
+        total_len = self.total_len.gpu[:, 0]
+        self.all_token_ids.gpu[slots, total_len[slots] + offsets] = tokens.int()
+        total_len.index_add_(0, slots, torch.ones_like(slots, dtype=torch.int32))

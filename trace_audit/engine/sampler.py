@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 
 from trace_audit.engine import token_statistics as stats
+from trace_audit.engine.batch import LogitsRow
 from trace_audit.engine.draws import draw_ids, uniforms
-from trace_audit.engine.request import Request
 from trace_audit.engine.request_state import RequestState
 from trace_audit.engine.token_statistics import (
     SUPPORT_TAIL_DRAWS,
@@ -44,8 +44,9 @@ class SamplingInputs:
     has_support: torch.Tensor | None
 
     @classmethod
-    def of(cls, requests: Sequence[Request], device: torch.device) -> SamplingInputs:
-        """Gather the rows' parameters at their current step."""
+    def of(cls, rows: Sequence[LogitsRow], device: torch.device) -> SamplingInputs:
+        """Gather the rows' parameters at their steps."""
+        requests = [row.request for row in rows]
         temperatures = np.array([r.params.temperature for r in requests], dtype=np.float32)
         given = np.array([r.support_token_ids is not None for r in requests])
         sampled = bool((temperatures > 0).any())
@@ -54,14 +55,14 @@ class SamplingInputs:
             draws = uniforms(
                 [r.params.seed for r in requests],
                 [r.index for r in requests],
-                [len(r.output_token_ids) for r in requests],
+                [max(0, row.step) for row in rows],
                 SUPPORT_TAIL_DRAWS + 1,
             )
         mixed = bool(given.any()) and not given.all()
         return cls(
             temperatures=to_device(temperatures, device) if sampled else None,
             uniforms=None if draws is None else to_device(draws, device),
-            support=to_device(_support_rows(requests), device) if given.any() else None,
+            support=to_device(_support_rows(rows), device) if given.any() else None,
             has_support=to_device(given, device) if mixed else None,
         )
 
@@ -175,10 +176,10 @@ class Sampler:
         )
 
 
-def _support_rows(requests: Sequence[Request]) -> npt.NDArray[np.int32]:
-    """Each row's given support at its current step; -1 for a row without."""
-    rows = np.full((len(requests), SUPPORT_TOP_K + SUPPORT_TAIL_DRAWS), -1, dtype=np.int32)
-    for row, request in enumerate(requests):
-        if request.support_token_ids is not None:
-            rows[row] = request.support_token_ids[len(request.output_token_ids)]
-    return rows
+def _support_rows(rows: Sequence[LogitsRow]) -> npt.NDArray[np.int32]:
+    """Each row's given support at its step; -1 for a row without."""
+    support = np.full((len(rows), SUPPORT_TOP_K + SUPPORT_TAIL_DRAWS), -1, dtype=np.int32)
+    for index, row in enumerate(rows):
+        if row.request.support_token_ids is not None:
+            support[index] = row.request.support_token_ids[max(0, row.step)]
+    return support

@@ -7,21 +7,35 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from trace_audit.engine.block_pool import BlockPool
-from trace_audit.engine.request import Request
+from trace_audit.engine.request import Phase, Request
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduledRequest:
-    """One request's share of a launch: `num_tokens` from position `chunk_start` on."""
+    """One request's share of a launch.
+
+    Attributes:
+        request: the request.
+        chunk_start: position of its first token in the launch.
+        num_tokens: its tokens.
+        num_logits: how many of them, the last ones, are asked for their logits.
+    """
 
     request: Request
     chunk_start: int
     num_tokens: int
+    num_logits: int = 1
 
     @property
-    def commits(self) -> bool:
-        """Whether the launch reaches the request's last token, so that its sample counts."""
-        return self.chunk_start + self.num_tokens == self.request.total_len
+    def end(self) -> int:
+        """Position after its last token."""
+        return self.chunk_start + self.num_tokens
+
+    @property
+    def phase(self) -> Phase:
+        """What its tokens are: a prompt's, which includes outputs computed again, or one more."""
+        is_prefill = self.num_tokens > 1 or self.chunk_start < self.request.prompt_len
+        return "prefill" if is_prefill else "decode"
 
 
 @dataclass(kw_only=True)
