@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from trace_audit.diff.bands import BANDS
 from trace_audit.diff.catalog import CATALOG
 from trace_audit.diff.profiles import PROFILES
 from trace_audit.diff.verdict import Gate
@@ -19,10 +20,10 @@ BLOCK = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def tables() -> dict[str, str]:
-    """Name of a table -> its Markdown: one a section of metrics, and the profiles."""
+    """Name of a table -> its Markdown: one a section of metrics, profiles, bands."""
     sections = dict.fromkeys(info.section for info in CATALOG.values())
     found = {section: _metrics(section) for section in sections}
-    return {**found, "profiles": _profiles()}
+    return {**found, "profiles": _profiles(), "bands": _bands()}
 
 
 def refreshed(text: str) -> str:
@@ -47,6 +48,15 @@ def _profiles() -> str:
         for i, gate in enumerate(profile.gates)
     ]
     return _table(("profile", "fails over", "where the number comes from", "for"), rows)
+
+
+def _bands() -> str:
+    rows = [
+        (kind.change if not i else "", f"`{name}`", f"{low:g} to {high:g}", source)
+        for kind in BANDS
+        for i, (name, (low, high, source)) in enumerate(kind.bands.items())
+    ]
+    return _table(("change", "metric", "normal", "who measured it"), rows)
 
 
 def _gate(gate: Gate) -> str:

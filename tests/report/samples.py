@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from trace_audit.diff.bands import with_bands
 from trace_audit.diff.catalog import CATALOG, absent, metric
 from trace_audit.diff.estimators import Estimate
 from trace_audit.diff.summary import (
@@ -79,10 +80,11 @@ def metrics() -> tuple[Any, ...]:
         detectable=0.002,
     )
     skipped = {"kl.k1", "kl.k3"}
-    return tuple(
+    found = [
         absent(name, "the trace is greedy") if name in skipped else metric(name, estimate)
         for name in CATALOG
-    )
+    ]
+    return with_bands(found, identity("record"), identity("bf16", dtype="bfloat16"))
 
 
 def pair(name: str = "bf16-sdpa", **changed: Any) -> PairSummary:

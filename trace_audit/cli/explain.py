@@ -42,10 +42,21 @@ def _page(name: str, info: MetricInfo) -> str:
         ("no difference", "" if info.neutral is None else f"{info.neutral:g}"),
         ("gate", f"refused: {info.not_gated}" if info.not_gated else f"--fail-on '{name} > BOUND'"),
         ("profiles", ", ".join(_profiles(name))),
+        *(("normal", band) for band in _bands(name)),
         ("source", f"trace_audit/{info.source}"),
     ]
     shown = "".join(f"  {key:<14} {value}\n" for key, value in lines if value)
     return f"{name}: {info.label.strip()}\n{shown}\n{_NOTATION}"
+
+
+def _bands(name: str) -> list[str]:
+    from trace_audit.diff.bands import BANDS
+
+    return [
+        f"{kind.bands[name][0]:g} to {kind.bands[name][1]:g} for {kind.change}"
+        for kind in BANDS
+        if name in kind.bands
+    ]
 
 
 def _profiles(name: str) -> list[str]:

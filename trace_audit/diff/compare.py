@@ -9,6 +9,7 @@ import numpy as np
 
 from trace_audit.diff import identity
 from trace_audit.diff.align import AlignedPair, align
+from trace_audit.diff.bands import with_bands
 from trace_audit.diff.bootstrap import Resampler
 from trace_audit.diff.details import TokenDetails
 from trace_audit.diff.expected import checked, expectation
@@ -189,7 +190,7 @@ def _pair_summary(
     bitwise = unequal is not None and not unequal.any()
     refused = source.excess_refused(*names)
     metrics = () if bitwise else table.metrics(kl, reverse, changes, excess_refused=refused)
-    metrics = with_floors(metrics, floors)
+    metrics = with_bands(with_floors(metrics, floors), baseline, candidate)
     return PairSummary(
         baseline=baseline,
         candidate=candidate,

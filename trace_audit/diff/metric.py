@@ -46,6 +46,22 @@ class Floor:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Band:
+    """What is normal: the metric's values in healthy changes of the same kind.
+
+    Attributes:
+        low, high: The smallest and the largest, in the metric's own unit.
+        change: The kind of change, in words.
+        source: Who measured it, on what.
+    """
+
+    low: float
+    high: float
+    change: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Metric:
     """One number of a comparison.
 
@@ -60,6 +76,7 @@ class Metric:
         unbounded: Tokens that the candidate makes infinite or not a number; not in the value.
         not_gated: Why a gate on this value is refused; None if it is not.
         floor: Between repeats of one configuration; None if none was measured.
+        band: What is normal for the change between the two runs; None where it is not known.
         note: The reason of an n/a, or a remark on the value.
     """
 
@@ -75,4 +92,5 @@ class Metric:
     unbounded: int = 0
     not_gated: str | None = None
     floor: Floor | None = None
+    band: Band | None = None
     note: str | None = None

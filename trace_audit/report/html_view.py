@@ -7,7 +7,7 @@ template's work.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trace_audit.diff.exhibit import Exhibit
 from trace_audit.diff.summary import Metric, PairSummary, ReportSummary
@@ -32,6 +32,7 @@ class MetricRow:
     """One line of the metric table.
 
     Attributes:
+        normal: What is normal, empty where it is not known.
         below: It belongs to the line above it.
         absent: The value is n/a, and the note says why.
     """
@@ -40,6 +41,7 @@ class MetricRow:
     name: str
     value: str
     interval: str
+    normal: str
     note: str
     below: bool
     absent: bool
@@ -86,6 +88,7 @@ class PairView:
     places: tuple[tuple[str, str], ...]
     charts: tuple[Chart, ...]
     confidence: Chart | None
+    band_lines: tuple[str, ...]
     flip_line: str
     flips: tuple[TokenRow, ...]
     worst: tuple[TokenRow, ...]
@@ -170,6 +173,7 @@ def pair_view(
         places=(*view.where_lines(pair), *structure_view.structure_lines(pair)),
         charts=(*(() if drift is None else (drift,)), histogram_chart(exhibit.histogram)),
         confidence=None if confidence is None else confidence_chart(confidence),
+        band_lines=tuple(view.band_lines(pair)),
         flip_line=view.flip_line(pair),
         flips=rows[0],
         worst=rows[1],
@@ -195,6 +199,8 @@ def _sections(pair: PairSummary) -> tuple[tuple[str, tuple[MetricRow, ...]], ...
     found = []
     for section, title in view.SECTION_TITLES.items():
         rows = tuple(_metric_row(m) for m in pair.metrics if m.section == section)
+        if len({row.note for row in rows}) == 1 and all(row.absent for row in rows):
+            rows = (replace(rows[0], label=f"all {len(rows)} metrics", name="", below=False),)
         if rows:
             found.append((title, rows))
     return tuple(found)
@@ -206,6 +212,7 @@ def _metric_row(metric: Metric) -> MetricRow:
         name=metric.name,
         value=metric_value(metric),
         interval=interval(metric.interval, metric.unit),
+        normal=view.normal(metric) or "",
         note="" if metric.note is None else plain(metric.note),
         below=metric.label.startswith(" "),
         absent=metric.value is None,

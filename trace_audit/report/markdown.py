@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from trace_audit.diff.summary import PairSummary, ReportSummary, TokenDiff
+from trace_audit.diff.summary import Metric, PairSummary, ReportSummary, TokenDiff
 from trace_audit.diff.verdict import Gating
 from trace_audit.report import gate_view, structure_view, view
 from trace_audit.report.format import (
@@ -124,12 +124,19 @@ def _about(pair: PairSummary) -> Iterable[str]:
 
 def _metrics(pair: PairSummary) -> Iterable[str]:
     for title, metrics in view.sections(pair):
-        rows = [[_fixed(cell) for cell in view.metric_cells(pair, metric)] for metric in metrics]
+        rows = [_metric_cells(pair, metric) for metric in metrics]
         yield from _table([title, *view.metric_headers(pair)[1:]], rows)
         yield ""
-    for remark in view.remarks(pair):
+    for remark in [*view.band_lines(pair), *view.remarks(pair)]:
         yield f"- {escape_markdown(remark)}"
     yield ""
+
+
+def _metric_cells(pair: PairSummary, metric: Metric) -> list[str]:
+    label, value, between, *rest = view.metric_cells(pair, metric)
+    normal = view.normal(metric)
+    interval = between if normal is None else f"{between} ({normal})".strip()
+    return [_fixed(cell) for cell in (label, value, interval, *rest)]
 
 
 def _places(pair: PairSummary) -> Iterable[str]:

@@ -129,7 +129,7 @@ def _pair(pair: PairSummary, width: int) -> Iterable[RenderableType]:
         return
     yield ""
     yield _metrics(pair, width)
-    for remark in view.remarks(pair):
+    for remark in [*view.band_lines(pair), *view.remarks(pair)]:
         yield Text(remark, style="dim")
     yield ""
     yield from _positions(pair)
@@ -213,6 +213,9 @@ def _metric_table(pair: PairSummary, blocks: list[tuple[str, list[Metric]]]) -> 
             label, value, *rest = view.metric_cells(pair, metric)
             cells = (Text(cell, style="dim") for cell in rest)
             table.add_row(Text(f"  {label}"), Text(value), *cells)
+            normal = view.normal(metric)
+            if normal is not None:
+                table.add_row("", "", Text(normal, style="dim"))
     return table
 
 

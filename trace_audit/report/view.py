@@ -195,6 +195,27 @@ def metric_cells(pair: PairSummary, metric: Metric) -> list[str]:
     return cells
 
 
+def normal(metric: Metric) -> str | None:
+    """What is normal for this metric, in a few words; None where it is not known."""
+    band = metric.band
+    if band is None:
+        return None
+    low, high = number(band.low, metric.unit), number(band.high, metric.unit)
+    return f"normal: {low}" if low == high else f"normal: {low} to {high}"
+
+
+def band_lines(pair: PairSummary) -> list[str]:
+    """Where the bands come from, a line a source."""
+    bands = [metric.band for metric in pair.metrics if metric.band and metric.value is not None]
+    sources = dict.fromkeys(band.source for band in bands)
+    if not bands:
+        return []
+    return [
+        f"normal for {bands[0].change}: {'; '.join(sources)}. Sizes depend on the model; learn "
+        "yours with `gate learn`"
+    ]
+
+
 def remarks(pair: PairSummary) -> list[str]:
     """Reasons of n/a and notes on values, one line a reason."""
     absent = _by_note(metric for metric in pair.metrics if metric.value is None)
