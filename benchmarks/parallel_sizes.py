@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from reporting import command, compared, point, run_info, value
 
 SHAPES = {
     "qwen3-0.6b": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
@@ -65,28 +65,12 @@ def print_table(audit: Path, names: list[str]) -> None:
     print("| run | against | mean \\|delta\\| | max | KL | flips | ms a step |")
     print("|---|---|---|---|---|---|---|")
     for baseline, name in [("record", "tp1"), *(("tp1", name) for name in names)]:
-        report = json.loads(
-            command("diff", "report", audit, "--baseline", baseline, "--candidate", name,
-                    "--format", "json", "--no-save")
-        )  # fmt: skip
-        (pair,) = report["pairs"]
-        metrics = {m["name"]: m for m in pair["metrics"]}
-        info = json.loads((audit / "runs" / name / "run.json").read_text())
+        pair = compared(audit, baseline, name)
+        info = run_info(audit, name)
         step = 1000 * info["timing"]["engine_seconds"] / info["counters"]["steps"]
-        cells = [shown(metrics.get(m)) for m in ("abs.mean", "abs.max", "kl.mean")]
+        cells = [value(pair, "abs.mean"), point(pair, "abs.max"), value(pair, "kl.mean")]
         print(f"| {name} | {baseline} | {' | '.join(cells)} | {pair['flips']['flips']} of "
               f"{pair['tokens']} | {step:.1f} |")  # fmt: skip
-
-
-def shown(metric: dict[str, object] | None) -> str:
-    """A value with its interval; bit-equal runs have no metrics."""
-    if metric is None or not isinstance(metric["value"], float):
-        return "0"
-    text = f"{metric['value']:.3g}"
-    interval = metric["interval"]
-    if isinstance(interval, dict):
-        text += f" ({interval['low']:.3g} to {interval['high']:.3g})"
-    return text
 
 
 def make_model(shape: str, directory: Path) -> Path:
@@ -119,17 +103,6 @@ def make_prompts(path: Path, count: int) -> Path:
     prompts = [[draw.randrange(151936) for _ in range(48 + i % 32)] for i in range(count)]
     path.write_text("".join(json.dumps({"prompt_token_ids": ids}) + "\n" for ids in prompts))
     return path
-
-
-def command(*arguments: object) -> str:
-    """Run trace-audit; its messages pass through, its output comes back."""
-    done = subprocess.run(
-        [sys.executable, "-m", "trace_audit", *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return done.stdout
 
 
 def parse() -> argparse.Namespace:
