@@ -15,11 +15,6 @@ except ImportError:  # no triton on this platform (macOS): references run, and t
     triton = None
 
 
-def triton_version() -> str | None:
-    """Version of triton, or None where it is not installed."""
-    return None if triton is None else str(triton.__version__)
-
-
 def is_interpreted() -> bool:
     """Whether Triton kernels run in Triton's interpreter (TRITON_INTERPRET=1 before its import)."""
     return triton is not None and bool(knobs.runtime.interpret)
