@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from triton import language as tl
 
 from tests.kv_formats import QUANTIZED, storage
 from trace_audit.kernels import kv_cache, reference
 from trace_audit.kernels.cached_heads import LARGEST, CachedHeads
 from trace_audit.kernels.formats import decoded, rounded
 from trace_audit.kernels.runtime import is_interpreted, triton
-from triton import language as tl
 
 WRITERS = {"kernel": kv_cache.write_quantized, "reference": reference.write_quantized}
 KV, WIDTH = 3, 24
