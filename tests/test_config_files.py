@@ -49,6 +49,8 @@ def test_the_named_configurations_are_there() -> None:
         "fp32-tp3",
         "bf16-pp2",
         "bf16-tp2pp2",
+        "bf16-kv-fp8",
+        "bf16-kv-int8",
     }
 
 
@@ -90,6 +92,17 @@ def test_parallel_configurations_change_nothing_else(name: str, counterpart: str
     assert configs[0].engine == configs[1].engine
     text = (DIRECTORY / f"{name}.toml").read_text(encoding="utf-8")
     assert f"gainst {counterpart}" in text or f"gainst an {counterpart}" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "stored"), [("bf16-kv-fp8", "fp8_e4m3"), ("bf16-kv-int8", "int8")]
+)
+def test_kv_cache_configurations_change_nothing_else(name: str, stored: str) -> None:
+    config = load_config(DIRECTORY / f"{name}.toml")
+    counterpart = load_config(DIRECTORY / "bf16-sdpa.toml")
+    assert config.engine.kv_cache_dtype == stored
+    assert config.engine.model_copy(update={"kv_cache_dtype": "auto"}) == counterpart.engine
+    assert config.parallel == counterpart.parallel
 
 
 def test_fp32_eager_computes_what_record_does_by_default() -> None:

@@ -32,6 +32,7 @@ def test_resolve_decides_every_automatic_value(
     engine = resolve(config, hardware=hardware, max_sequence_len=77).engine
     assert (engine.device, engine.attention_backend) == (device, backend)
     assert engine.lm_head_dtype == "bfloat16"
+    assert engine.kv_cache_dtype == "bfloat16"
     assert engine.num_threads == 6
     assert engine.max_model_len == 77
     assert engine.shard_size == 32
@@ -43,6 +44,7 @@ def test_resolve_keeps_what_was_asked_for() -> None:
         device="cpu",
         attention_backend="eager",
         lm_head_dtype="float32",
+        kv_cache_dtype="int8",
         dtype="float16",
         num_threads=2,
         max_model_len=100,

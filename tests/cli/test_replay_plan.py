@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.cli.small_audit import add_run, interrupt_run, make_audit
-from trace_audit.cli.dry_run import kv_elements_per_token
+from trace_audit.cli.dry_run import kv_bytes_per_token
 from trace_audit.cli.main import run
 from trace_audit.cli.plan import PlannedRun, plan_runs
 from trace_audit.cli.run_names import base_name, free_name
 from trace_audit.config import ParallelConfig
+from trace_audit.config.kv_formats import KV_FORMATS, KVFormat
 from trace_audit.errors import ConfigError, UsageError
 from trace_audit.storage.audit_dir import AuditDir
 
@@ -182,7 +183,30 @@ def test_kv_size_from_a_models_configuration(
     tmp_path: Path, config: dict[str, object], elements: int | None
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert kv_elements_per_token(tmp_path, ParallelConfig()) == elements
+    one_byte = KVFormat(element_bytes=1)
+    assert kv_bytes_per_token(tmp_path, ParallelConfig(), one_byte) == elements
+
+
+@pytest.mark.parametrize(
+    ("kv_cache_dtype", "bytes_per_head"),
+    [
+        ("float32", 64),
+        ("bfloat16", 32),
+        ("float16", 32),
+        ("fp8_e4m3", 16),
+        ("fp8_e5m2", 16),
+        ("fp8_per_token_head", 20),
+        ("int8", 20),
+    ],
+)
+def test_kv_size_counts_the_scales(
+    tmp_path: Path, kv_cache_dtype: str, bytes_per_head: int
+) -> None:
+    shape = {"num_hidden_layers": 5, "num_attention_heads": 8, "num_key_value_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps({**shape, "head_dim": 16}))
+    parallel = ParallelConfig(tensor_parallel_size=8)
+    got = kv_bytes_per_token(tmp_path, parallel, KV_FORMATS[kv_cache_dtype])
+    assert got == 2 * 5 * bytes_per_head
 
 
 @pytest.mark.parametrize(
@@ -203,7 +227,8 @@ def test_kv_size_is_that_of_the_largest_rank(
     shape = {"num_hidden_layers": 5, "num_attention_heads": 8, "num_key_value_heads": 4}
     (tmp_path / "config.json").write_text(json.dumps({**shape, "head_dim": 16}))
     parallel = ParallelConfig(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
-    assert kv_elements_per_token(tmp_path, parallel) == 2 * layers * kv_heads * 16
+    got = kv_bytes_per_token(tmp_path, parallel, KVFormat(element_bytes=4))
+    assert got == 4 * 2 * layers * kv_heads * 16
 
 
 def test_dry_run_tells_the_ranks_of_a_run(

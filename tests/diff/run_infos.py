@@ -16,6 +16,7 @@ ENGINE = {
     "device": "cpu",
     "dtype": "bfloat16",
     "attention_backend": "sdpa",
+    "kv_cache_dtype": "bfloat16",
     "max_num_seqs": 4,
     "num_threads": 1,
     "max_model_len": 90,

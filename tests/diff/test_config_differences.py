@@ -65,6 +65,28 @@ def test_a_key_that_was_asked_for_is_a_change_of_its_own():
     assert keys(a, b) == ["engine.dtype", "engine.lm_head_dtype"]
 
 
+def test_a_kv_cache_that_follows_the_dtype_is_no_second_change():
+    a, b = (
+        run({"dtype": dtype, "kv_cache_dtype": "auto"}, {"dtype": dtype, "kv_cache_dtype": dtype})
+        for dtype in ("float32", "bfloat16")
+    )
+    assert keys(a, b) == ["engine.dtype"]
+
+
+def test_a_run_from_before_the_kv_cache_had_a_dtype_stored_its_own():
+    old = run({"dtype": "bfloat16"}, {"dtype": "bfloat16"})
+    new = run(
+        {"dtype": "bfloat16", "kv_cache_dtype": "auto"},
+        {"dtype": "bfloat16", "kv_cache_dtype": "bfloat16"},
+    )
+    kv8 = run(
+        {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
+        {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
+    )
+    assert keys(old, new) == []
+    assert keys(old, kv8) == keys(new, kv8) == ["engine.kv_cache_dtype"]
+
+
 def test_auto_that_was_decided_differently_on_another_machine_is_shown():
     a = run({"device": "auto"}, {"device": "cpu"})
     b = run({"device": "auto"}, {"device": "cuda"})

@@ -60,6 +60,12 @@ def test_the_same_configuration_twice_is_left_to_the_noise_floor() -> None:
         ({}, {"gpu_memory_utilization": 0.5}),
         ({}, {"num_kv_blocks": 200}),
         ({}, {"preemption": "recompute"}),
+        # A wider cache holds the model's numbers as they are.
+        ({}, {"kv_cache_dtype": "float32"}),
+        (
+            {"attention_backend": "eager"},
+            {"attention_backend": "eager", "kv_cache_dtype": "float32"},
+        ),
     ],
 )
 def test_keys_that_cannot_change_a_bit(baseline: dict[str, Any], candidate: dict[str, Any]) -> None:
@@ -81,6 +87,13 @@ def test_keys_that_cannot_change_a_bit(baseline: dict[str, Any], candidate: dict
     [
         ({}, {"dtype": "float16"}),
         ({}, {"attention_backend": "eager"}),
+        ({}, {"kv_cache_dtype": "fp8_e4m3"}),
+        ({"kv_cache_dtype": "float32"}, {"kv_cache_dtype": "float16"}),
+        # Compiled for another cache, a kernel is another kernel.
+        (
+            {"attention_backend": "triton"},
+            {"attention_backend": "triton", "kv_cache_dtype": "float32"},
+        ),
         ({}, {"num_threads": 2}),
         ({}, {"max_num_seqs": 8}),
         ({}, {"a_key_of_the_future": 1}),

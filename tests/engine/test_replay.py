@@ -219,7 +219,7 @@ def test_swapped_and_never_preempted_rows_agree_bit_for_bit_at_equal_launches(ch
         for _ in range(4):
             engine.step()
         engine._scheduler._preempt(request)
-        for cache in (*runner.kv_cache.keys, *runner.kv_cache.values):
+        for cache in runner.kv_cache.tensors:
             cache.fill_(float("nan"))  # what was swapped out must come back from the host
         while engine._scheduler.has_work:
             engine.step()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.kv_formats import QUANTIZED, storage
 from trace_audit.attention.base import AttentionBatch, KVCache, LayerSpec
 from trace_audit.attention.eager import EagerAttention
 from trace_audit.attention.sdpa import SdpaAttention
@@ -25,14 +26,25 @@ def layer(heads=4, kv_heads=2, dim=16, value_dim=None, window=None, softcap=None
     )
 
 
-def make_case(spec, query_lens, context_lens, block_size, dtype, device, seed=0):
-    """A cache with scattered blocks, NaN wherever no row's context lies."""
+def make_case(spec, query_lens, context_lens, block_size, dtype, device, seed=0, stored=None):
+    """A cache with scattered blocks, of the dtype or what `kv_cache_dtype` calls `stored`.
+
+    Returns:
+        The cache, queries of the dtype, the launch, and each row's keys and values as float64:
+        those that the cache holds.
+    """
     generator = torch.Generator().manual_seed(seed)
     num_blocks = [-(-c // block_size) for c in context_lens]
     order = torch.randperm(sum(num_blocks) + 3, generator=generator)
     table = torch.zeros(len(query_lens), max(num_blocks), dtype=torch.int32)
+    cache_dtype, scaled = storage(stored) if stored else (dtype, False)
     cache = KVCache(
-        [spec], num_blocks=len(order), block_size=block_size, dtype=dtype, device=device
+        [spec],
+        num_blocks=len(order),
+        block_size=block_size,
+        dtype=cache_dtype,
+        device=device,
+        scaled=scaled,
     )
     context = []
     for row, (count, length) in enumerate(zip(num_blocks, context_lens, strict=True)):
@@ -44,7 +56,9 @@ def make_case(spec, query_lens, context_lens, block_size, dtype, device, seed=0)
         positions = torch.arange(length)
         slots = table[row, positions // block_size].long() * block_size + positions % block_size
         cache.write(0, key, value, slots.to(device))
-        context.append((key.double(), value.double()))
+        blocks = table[row, :count].long().to(device)
+        sides = (cache.keys[0], cache.values[0])
+        context.append([held(side, blocks, dtype)[:length] for side in sides])
     query = torch.randn(sum(query_lens), spec.num_heads, spec.key_dim, generator=generator)
     query = query.to(dtype).to(device)
     batch = AttentionBatch(
@@ -56,6 +70,14 @@ def make_case(spec, query_lens, context_lens, block_size, dtype, device, seed=0)
         device=device,
     )
     return cache, query, batch, context
+
+
+def held(side, blocks, dtype):
+    """The blocks of one side as a model of the dtype sees them, in float64: [tokens, KV, D]."""
+    numbers = side.data.float().double()
+    if side.scales is not None:
+        numbers = numbers * side.scales.double()[..., None]
+    return numbers[blocks].flatten(0, 1).to(dtype).double()
 
 
 def exact(spec, query, query_lens, context):
@@ -130,6 +152,100 @@ def test_half_precision_attention_within_its_own_rounding(backend, dtype, device
     assert got.dtype == dtype
     # Outputs are at most 4 or so; scores, weights and outputs each round once or twice.
     assert (got.double() - want).abs().max() < 16 * torch.finfo(dtype).eps
+
+
+# Launches that write to the cache what they attend to: chunks on both sides of 256 tokens, alone
+# and after others, and decode rows on both sides of a split.
+QUANTIZED_SHAPES = {
+    "255": ([255], [255]),
+    "256": ([256], [256]),
+    "257": ([257], [257]),
+    "second-chunk": ([255, 256], [300, 513]),
+    "split-edge": ([1, 1, 1], [255, 256, 257]),
+    "mixed": ([1, 1, 12], [17, 3, 12]),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("shape", QUANTIZED_SHAPES)
+@pytest.mark.parametrize("stored", [*QUANTIZED, "bfloat16", "float16"])
+def test_float32_attention_to_other_stored_numbers_against_float64(backend, shape, stored, device):
+    spec = SPECS["grouped"]
+    query_lens, context_lens = QUANTIZED_SHAPES[shape]
+    cache, query, batch, context = make_case(
+        spec, query_lens, context_lens, 8, torch.float32, device, stored=stored
+    )
+    attention = BACKENDS[backend]()
+    attention.prepare(batch)
+    got = attention.forward(query, cache.keys[0], cache.values[0], spec)
+    assert got.dtype == torch.float32
+    assert (got.double() - exact(spec, query, query_lens, context)).abs().max() < 5e-6
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("stored", ["fp8_e4m3", "int8"])
+def test_every_kind_of_layer_attends_to_stored_numbers(backend, spec, stored, device):
+    spec = SPECS[spec]
+    if backend == "sdpa" and spec.softcap is not None:
+        pytest.skip("sdpa refuses soft-capping")
+    query_lens, context_lens = [1, 1, 5, 33], [9, 300, 40, 33]
+    cache, query, batch, context = make_case(
+        spec, query_lens, context_lens, 8, torch.float32, device, stored=stored
+    )
+    attention = BACKENDS[backend]()
+    attention.prepare(batch)
+    got = attention.forward(query, cache.keys[0], cache.values[0], spec)
+    assert (got.double() - exact(spec, query, query_lens, context)).abs().max() < 5e-6
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("stored", QUANTIZED)
+def test_half_precision_attention_to_stored_numbers(backend, dtype, stored, device):
+    spec = SPECS["grouped"]
+    query_lens, context_lens = QUANTIZED_SHAPES["mixed"]
+    cache, query, batch, context = make_case(
+        spec, query_lens, context_lens, 8, dtype, device, stored=stored
+    )
+    attention = BACKENDS[backend]()
+    attention.prepare(batch)
+    got = attention.forward(query, cache.keys[0], cache.values[0], spec)
+    assert got.dtype == dtype
+    worst = (got.double() - exact(spec, query, query_lens, context)).abs().max()
+    assert worst < 16 * torch.finfo(dtype).eps  # as with an unquantized cache
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_float32_cache_holds_half_precision_as_it_is(backend, dtype, device):
+    spec = SPECS["grouped"]
+    outputs = []
+    for stored in (None, "float32"):
+        cache, query, batch, _ = make_case(
+            spec, [1, 1, 12], [17, 3, 12], 8, dtype, device, stored=stored
+        )
+        attention = BACKENDS[backend]()
+        attention.prepare(batch)
+        outputs.append(attention.forward(query, cache.keys[0], cache.values[0], spec))
+    assert torch.equal(*outputs)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("stored", QUANTIZED)
+def test_a_key_that_is_not_finite_reaches_the_row_that_sees_it(backend, stored, device):
+    spec = SPECS["grouped"]
+    cache, query, batch, _ = make_case(
+        spec, [1, 1], [9, 20], 8, torch.float32, device, stored=stored
+    )
+    block = int(batch.block_table[1, 0])
+    key = torch.full((1, 2, 16), float("inf"), device=device)
+    cache.write(0, key, torch.ones_like(key), torch.tensor([block * 8 + 3], device=device))
+    attention = BACKENDS[backend]()
+    attention.prepare(batch)
+    got = attention.forward(query, cache.keys[0], cache.values[0], spec)
+    assert got[0].isfinite().all()
+    assert not got[1].isfinite().any()
 
 
 @pytest.mark.parametrize("backend", ["eager", "triton"])

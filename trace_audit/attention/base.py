@@ -13,7 +13,10 @@ import torch
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from trace_audit.config.kv_formats import KV_FORMATS
 from trace_audit.errors import ModelError
+from trace_audit.kernels import reference
+from trace_audit.kernels.cached_heads import LARGEST, CachedHeads
 
 # Forward kwargs that carry no meaning for the attention of a causal decoder at inference.
 _IGNORED_KWARGS = frozenset(
@@ -46,9 +49,10 @@ class LayerSpec:
     window: int | None
     softcap: float | None
 
-    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Bytes of one token's key and value in this layer."""
-        return self.num_kv_heads * (self.key_dim + self.value_dim) * dtype.itemsize
+    def kv_bytes_per_token(self, kv_cache_dtype: str) -> int:
+        """Bytes of one token's key and value in this layer, with what stands beside them."""
+        stored = KV_FORMATS[kv_cache_dtype]
+        return self.num_kv_heads * (stored.bytes_of(self.key_dim) + stored.bytes_of(self.value_dim))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +81,25 @@ class AttentionBatch:
         return int((self.query_lens == 1).sum())
 
 
+WriteQuantized = Callable[[torch.Tensor, torch.Tensor, CachedHeads], None]
+"""See `trace_audit.kernels.kv_cache.write_quantized`."""
+
+
 class KVCache:
     """Keys and values of every layer in blocks of tokens.
 
+    Args:
+        layers: shapes of the layers.
+        num_blocks, block_size: how many blocks, of how many tokens.
+        dtype: what is stored; a float dtype that the model does not compute in is rounded to on
+            writing and from on reading.
+        scaled: a factor of its own for every token and head; always with int8.
+        device: where.
+        write_quantized: how 8-bit numbers are written; the reference and the kernel agree in
+            every bit.
+
     Attributes:
-        keys, values: per layer [num_blocks, block_size, num_kv_heads, head_dim].
+        keys, values: per layer.
     """
 
     def __init__(
@@ -92,12 +110,20 @@ class KVCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        scaled: bool = False,
+        write_quantized: WriteQuantized = reference.write_quantized,
     ) -> None:
-        def cache(layer: LayerSpec, width: int) -> torch.Tensor:
-            shape = (num_blocks, block_size, layer.num_kv_heads, width)
+        assert scaled or dtype != torch.int8
+        self._write_quantized = write_quantized
+
+        def cache(layer: LayerSpec, width: int) -> CachedHeads:
+            shape = (num_blocks, block_size, layer.num_kv_heads)
             # Zeros, not empty: padded rows of a gathered context are multiplied by probability 0,
             # and 0 * NaN from stale memory would be NaN.
-            return torch.zeros(shape, dtype=dtype, device=device)
+            return CachedHeads(
+                data=torch.zeros((*shape, width), dtype=dtype, device=device),
+                scales=torch.zeros(shape, device=device) if scaled else None,
+            )
 
         self.keys = [cache(layer, layer.key_dim) for layer in layers]
         self.values = [cache(layer, layer.value_dim) for layer in layers]
@@ -106,18 +132,29 @@ class KVCache:
         self, layer: int, key: torch.Tensor, value: torch.Tensor, kv_slots: torch.Tensor
     ) -> None:
         """Store key and value [T, num_kv_heads, head_dim] at flat token slots int64 [T]."""
-        self.keys[layer].flatten(0, 1).index_copy_(0, kv_slots, key)
-        self.values[layer].flatten(0, 1).index_copy_(0, kv_slots, value)
+        for cached, heads in ((self.keys[layer], key), (self.values[layer], value)):
+            data = cached.data
+            if data.dtype in LARGEST:
+                self._write_quantized(heads, kv_slots, cached)
+            else:
+                data.flatten(0, 1).index_copy_(0, kv_slots, heads.to(data.dtype))
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All that is stored, scales included; the first index is the block."""
+        return [tensor for cached in (*self.keys, *self.values) for tensor in cached.tensors]
 
     def copy_out(self, block_ids: Sequence[int]) -> list[torch.Tensor]:
-        """Contents of the blocks on the host, bit for bit; one tensor a layer and side."""
-        index = torch.tensor(block_ids, device=self.keys[0].device)
-        return [cache[index].cpu() for cache in (*self.keys, *self.values)]
+        """Contents of the blocks on the host, bit for bit, in the order of `tensors`."""
+        tensors = self.tensors
+        index = torch.tensor(block_ids, device=tensors[0].device)
+        return [cache[index].cpu() for cache in tensors]
 
     def copy_in(self, block_ids: Sequence[int], contents: Sequence[torch.Tensor]) -> None:
         """Put what `copy_out` returned into other blocks."""
-        index = torch.tensor(block_ids, device=self.keys[0].device)
-        for cache, saved in zip((*self.keys, *self.values), contents, strict=True):
+        tensors = self.tensors
+        index = torch.tensor(block_ids, device=tensors[0].device)
+        for cache, saved in zip(tensors, contents, strict=True):
             cache[index] = saved.to(cache.device)
 
 
@@ -133,9 +170,11 @@ class AttentionBackend(Protocol):
         """Build what every layer of the launch shares."""
 
     def forward(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: LayerSpec
+        self, query: torch.Tensor, keys: CachedHeads, values: CachedHeads, layer: LayerSpec
     ) -> torch.Tensor:
         """Attend from query [T, num_heads, key_dim] to one layer's cache.
+
+        Keys and values are what the cache holds, rounded to the query's dtype.
 
         Returns:
             [T, num_heads, value_dim] in the query's dtype.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from trace_audit.attention.base import AttentionBatch, LayerSpec, visible
+from trace_audit.kernels.cached_heads import CachedHeads
 from trace_audit.kernels.runtime import to_device
 
 
@@ -50,15 +51,15 @@ class EagerAttention:
             start += query_len
 
     def forward(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: LayerSpec
+        self, query: torch.Tensor, keys: CachedHeads, values: CachedHeads, layer: LayerSpec
     ) -> torch.Tensor:
         """See `AttentionBackend.forward`."""
         return torch.cat(
             [
                 _attend(
                     query[row.tokens],
-                    keys[row.blocks].flatten(0, 1)[: row.context_len],
-                    values[row.blocks].flatten(0, 1)[: row.context_len],
+                    keys.read(row.blocks, query.dtype).flatten(0, 1)[: row.context_len],
+                    values.read(row.blocks, query.dtype).flatten(0, 1)[: row.context_len],
                     visible(row.positions, row.context_len, layer.window),
                     layer,
                 )

@@ -10,6 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from trace_audit.attention.base import AttentionBatch, LayerSpec, visible
 from trace_audit.errors import ModelError
+from trace_audit.kernels.cached_heads import CachedHeads
 from trace_audit.kernels.runtime import to_device
 
 
@@ -63,7 +64,7 @@ class SdpaAttention:
             start += int(batch.query_lens[row])
 
     def forward(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: LayerSpec
+        self, query: torch.Tensor, keys: CachedHeads, values: CachedHeads, layer: LayerSpec
     ) -> torch.Tensor:
         """See `AttentionBackend.forward`."""
         masks = self._masks_of(layer.window, query.dtype)
@@ -103,14 +104,14 @@ def _chunk(batch: AttentionBatch, rows: range, start: int) -> _Chunk:
 
 def _attend(
     query: torch.Tensor,  # [rows * Q, H, D]
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    keys: CachedHeads,
+    values: CachedHeads,
     chunk: _Chunk,
     mask: torch.Tensor,  # [rows, 1, Q, L]
     layer: LayerSpec,
 ) -> torch.Tensor:
-    key = _gather(keys, chunk)
-    value = _gather(values, chunk)
+    key = _gather(keys, chunk, query.dtype)
+    value = _gather(values, chunk, query.dtype)
     group = layer.num_heads // layer.num_kv_heads
     query_len = chunk.positions.shape[1]
     if query_len == 1:
@@ -134,8 +135,8 @@ def _attend(
     return out.transpose(1, 2).flatten(0, 1)
 
 
-def _gather(cache: torch.Tensor, chunk: _Chunk) -> torch.Tensor:
+def _gather(cached: CachedHeads, chunk: _Chunk, dtype: torch.dtype) -> torch.Tensor:
     """The chunk's context from one side of the cache: [rows, KV, L, D]."""
-    gathered = cache.flatten(1).index_select(0, chunk.blocks)
-    shape = (chunk.num_rows, chunk.context_len, *cache.shape[2:])
+    gathered = cached.read(chunk.blocks, dtype)
+    shape = (chunk.num_rows, chunk.context_len, *gathered.shape[2:])
     return gathered.view(shape).transpose(1, 2)

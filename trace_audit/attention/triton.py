@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from trace_audit.attention.base import AttentionBatch, LayerSpec
+from trace_audit.kernels.cached_heads import CachedHeads
 from trace_audit.kernels.paged_attention import (
     AttentionOptions,
     paged_decode,
@@ -56,7 +57,7 @@ class TritonAttention:
             self._query_starts = to_device(starts, batch.device)
 
     def forward(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: LayerSpec
+        self, query: torch.Tensor, keys: CachedHeads, values: CachedHeads, layer: LayerSpec
     ) -> torch.Tensor:
         """See `AttentionBackend.forward`."""
         options = AttentionOptions(scale=layer.scale, window=layer.window, softcap=layer.softcap)

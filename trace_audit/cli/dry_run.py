@@ -10,9 +10,8 @@ from typing import Any
 from trace_audit.cli.plan import PlannedRun
 from trace_audit.cli.table import format_table
 from trace_audit.config import EngineConfig, ParallelConfig
+from trace_audit.config.kv_formats import KV_FORMATS, KVFormat
 from trace_audit.storage.audit_dir import AuditDir
-
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def describe_runs(
@@ -29,15 +28,17 @@ def describe_runs(
     rows = []
     for run in runs:
         engine, parallel = run.config.engine, run.config.parallel
-        per_token = kv_elements_per_token(model_directory, parallel)
-        elements = None if per_token is None else per_token * _kv_tokens(engine, max(lengths))
-        kv_bytes = "n/a" if elements is None else elements * _BYTES[engine.dtype]
+        kv_cache_dtype = engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
+        per_token = kv_bytes_per_token(model_directory, parallel, KV_FORMATS[kv_cache_dtype])
+        kv_bytes = "n/a" if per_token is None else per_token * _kv_tokens(engine, max(lengths))
         rows.append((run.name, len(sequences), tokens, parallel.world_size, kv_bytes))
     return format_table(("run", "sequences", "tokens", "ranks", "kv_bytes_per_rank"), rows)
 
 
-def kv_elements_per_token(model_directory: Path, parallel: ParallelConfig) -> int | None:
-    """Keys and values a token leaves in all layers of a rank together, in elements.
+def kv_bytes_per_token(
+    model_directory: Path, parallel: ParallelConfig, stored: KVFormat
+) -> int | None:
+    """Bytes of the keys and values a token leaves in all layers of a rank together.
 
     Layers are shared out over stages, of which the largest counts, and KV heads over
     tensor-parallel ranks; where there are more ranks than KV heads, each rank has one.
@@ -60,7 +61,7 @@ def kv_elements_per_token(model_directory: Path, parallel: ParallelConfig) -> in
         return None
     stage_layers = -(-layers // parallel.pipeline_parallel_size)
     rank_kv_heads = -(-kv_heads // parallel.tensor_parallel_size)
-    return int(2 * stage_layers * rank_kv_heads * width)
+    return int(2 * stage_layers * rank_kv_heads * stored.bytes_of(width))
 
 
 def _kv_tokens(engine: EngineConfig, max_length: int) -> int:

@@ -44,7 +44,9 @@ class EngineConfig(_Section):
     prefill_chunk: NonNegative = 0
     fixed_batch: bool = False
     batch_order_seed: NonNegative = 0
-    kv_cache_dtype: Literal["auto", DType, "fp8_e4m3", "fp8_e5m2", "int8"] = "auto"
+    kv_cache_dtype: Literal["auto", DType, "fp8_e4m3", "fp8_e5m2", "fp8_per_token_head", "int8"] = (
+        "auto"
+    )
     quantization: Literal["none", "int8_weight_only", "int4_weight_only", "fp8"] = "none"
     moe_backend: Literal["auto", "eager", "batched_mm", "grouped_mm"] = "auto"
     compile: bool = False

@@ -14,7 +14,6 @@ _ONLY_VALUE: Mapping[str, object] = {
     "engine.prefill_chunk": 0,
     "engine.fixed_batch": False,
     "engine.batch_order_seed": 0,
-    "engine.kv_cache_dtype": "auto",
     "engine.quantization": "none",
     "engine.moe_backend": "auto",
     "engine.compile": False,
@@ -66,6 +65,9 @@ def resolve(config: RunConfig, *, hardware: Hardware, max_sequence_len: int) -> 
         "engine.attention_backend": _attention_backend(engine, device),
         "engine.lm_head_dtype": (
             engine.dtype if engine.lm_head_dtype == "auto" else engine.lm_head_dtype
+        ),
+        "engine.kv_cache_dtype": (
+            engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
         ),
         "engine.num_threads": engine.num_threads or max(1, hardware.cpu_count // local_ranks),
         "engine.max_model_len": engine.max_model_len or max_sequence_len,

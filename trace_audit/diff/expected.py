@@ -142,6 +142,17 @@ def _sums(a: _Run, b: _Run) -> str | None:
     return None
 
 
+def _kv_storage(a: _Run, b: _Run) -> str | None:
+    """Whether both caches give back every number as the model computed it."""
+    exact = all(
+        run.value("engine.kv_cache_dtype") in ("float32", "auto", run.value("engine.dtype"))
+        for run in (a, b)
+    )
+    # A compiled kernel is another one for another cache; torch's operations get the same numbers.
+    torchs = all(run.value("engine.attention_backend") in ("eager", "sdpa") for run in (a, b))
+    return "both KV caches hold the model's numbers as they are" if exact and torchs else None
+
+
 def _room(a: _Run, b: _Run) -> str | None:
     return None if a.squeezed or b.squeezed else "preemption changed no batch"
 
@@ -163,6 +174,7 @@ _RULES: Mapping[str, _Rule] = {
     "parallel.backend": _sums,
     "parallel.reduction": _sums,
     "parallel.reduction_dtype": _sums,
+    "engine.kv_cache_dtype": _kv_storage,
     "parallel.timeout_seconds": _no_numerics,
     "engine.gpu_memory_utilization": _no_numerics,
     "engine.num_kv_blocks": _room,

@@ -42,6 +42,7 @@ _RANKS = ("parallel.tensor_parallel_size", "parallel.pipeline_parallel_size")
 # What decides a key that is left at "auto" or 0.
 _DECIDED_BY: Mapping[str, tuple[str, ...]] = {
     "engine.lm_head_dtype": ("engine.dtype",),
+    "engine.kv_cache_dtype": ("engine.dtype",),
     "engine.attention_backend": ("engine.device",),
     "engine.shard_size": ("engine.max_num_seqs",),
     "engine.num_threads": ("parallel.backend", *_RANKS),
@@ -103,7 +104,15 @@ def resolved_differences(baseline: RunIdentity, candidate: RunIdentity) -> tuple
     sides = (baseline.resolved, candidate.resolved)
     if not all(sides):
         return differences(*sides)
-    return differences(*({**BEFORE_THE_KEY, **side} for side in sides))
+    return differences(*(_as_it_was_done(side) for side in sides))
+
+
+def _as_it_was_done(resolved: Mapping[str, object]) -> dict[str, object]:
+    """The configuration with the keys that it is older than."""
+    whole = {**BEFORE_THE_KEY, **resolved}
+    if whole["engine.kv_cache_dtype"] == "auto":
+        whole["engine.kv_cache_dtype"] = whole.get("engine.dtype")
+    return whole
 
 
 def config_differences(baseline: RunIdentity, candidate: RunIdentity) -> tuple[Difference, ...]:
@@ -186,14 +195,17 @@ def check_comparable(baseline: Mapping[str, Any], candidate: Mapping[str, Any], 
             f"Run {name!r} has {kinds[1]} logprobs, the baseline has {kinds[0]} ones.",
             hint="A temperature or top-p on one side only is no difference of numerics.",
         )
-    identity = run_identity(name, candidate)
-    asked = identity.resolved.get("engine.attention_backend")
-    ran = identity.backends.get("attention")
-    if isinstance(asked, str) and asked != "auto" and ran is not None and ran != asked:
-        raise InvalidComparisonError(
-            f"Run {name!r} asked for attention_backend {asked!r} but ran {ran!r}.",
-            hint="A fallback would be audited under the wrong name; replay it.",
-        )
+    _check_no_fallback(run_identity(name, candidate))
+
+
+def _check_no_fallback(run: RunIdentity) -> None:
+    for key, part in (("attention_backend", "attention"), ("kv_cache_dtype", "kv_cache")):
+        asked, ran = run.resolved.get(f"engine.{key}"), run.backends.get(part)
+        if isinstance(asked, str) and asked != "auto" and ran is not None and ran != asked:
+            raise InvalidComparisonError(
+                f"Run {run.name!r} asked for {key} {asked!r} but ran {ran!r}.",
+                hint="A fallback would be audited under the wrong name; replay it.",
+            )
 
 
 def why_no_repeat(first: Mapping[str, Any], other: Mapping[str, Any], kind: str) -> str | None:

@@ -7,23 +7,34 @@ from dataclasses import dataclass
 
 import torch
 
-from trace_audit.attention.base import AttentionBackend
+from trace_audit.attention.base import AttentionBackend, KVCache
 from trace_audit.attention.eager import EagerAttention
 from trace_audit.attention.sdpa import SdpaAttention
 from trace_audit.attention.triton import TritonAttention
 from trace_audit.config import EngineConfig
+from trace_audit.config.kv_formats import KV_FORMATS
 from trace_audit.engine.engine import Engine
 from trace_audit.engine.input_processor import InputProcessor
 from trace_audit.engine.model_runner import ModelRunner, kv_block_bytes
 from trace_audit.engine.trace_replay import ApplyTrace
 from trace_audit.errors import ConfigError
-from trace_audit.kernels import reference, token_stats
+from trace_audit.kernels import kv_cache, reference, token_stats
 from trace_audit.kernels.runtime import can_run_triton, kernel_mode
 from trace_audit.kernels.trace_replay import apply_trace_tokens
 from trace_audit.models.loader import LoadedModel
 from trace_audit.parallel.world import World, single_world
 
 _CPU_MEMORY_SHARE = 0.5  # of the free memory, for the KV cache
+KV_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+    "fp8_per_token_head": torch.float8_e4m3fn,
+    "int8": torch.int8,
+}
+"""What the cache is made of, by the value of `kv_cache_dtype`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +70,9 @@ def build_engine(
     world = world or single_world()
     device = next(loaded.model.parameters()).device
     # One schedule for all: the rank with the least room decides.
-    num_blocks = min(world.all.gather_objects(_num_blocks(loaded, config, device, world)))
+    kv_cache_dtype = _kv_cache_dtype(loaded, config)
+    block_bytes = kv_block_bytes(loaded.layers, config.block_size, kv_cache_dtype)
+    num_blocks = min(world.all.gather_objects(_num_blocks(config, block_bytes, device, world)))
     backend = _backend(config.attention_backend, device)
     # Interpreted kernels cost time, the vocabulary-wide ones far too much: only on request.
     interpreted = device.type == "cpu" and config.attention_backend != "triton"
@@ -71,7 +84,15 @@ def build_engine(
         statistics_kernels=reference if use_reference else token_stats,
         max_num_reqs=config.max_num_seqs,
         max_model_len=config.max_model_len,
-        num_blocks=num_blocks,
+        kv_cache=KVCache(
+            loaded.layers,
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            dtype=KV_DTYPES[kv_cache_dtype],
+            device=device,
+            scaled=KV_FORMATS[kv_cache_dtype].scale_bytes > 0,
+            write_quantized=(reference if use_reference else kv_cache).write_quantized,
+        ),
         block_size=config.block_size,
         apply_trace=_overwrite(config, use_reference),
     )
@@ -95,6 +116,7 @@ def build_engine(
         backends={
             "device": str(device),
             "attention": backend.name,
+            "kv_cache": kv_cache_dtype,
             "linear": loaded.linear,
             "weights": loaded.weights,
             "transport": world.transport,
@@ -126,13 +148,17 @@ def _backend(name: str, device: torch.device) -> AttentionBackend:
     raise ConfigError(f"attention_backend {name!r} is not one of eager, sdpa, triton")
 
 
-def _num_blocks(
-    loaded: LoadedModel, config: EngineConfig, device: torch.device, world: World
-) -> int:
+def _kv_cache_dtype(loaded: LoadedModel, config: EngineConfig) -> str:
+    """What the cache stores, as `kv_cache_dtype` names it."""
+    if config.kv_cache_dtype != "auto":
+        return config.kv_cache_dtype
+    names = {dtype: name for name, dtype in KV_DTYPES.items() if dtype.itemsize > 1}
+    return names[next(loaded.model.parameters()).dtype]
+
+
+def _num_blocks(config: EngineConfig, block_bytes: int, device: torch.device, world: World) -> int:
     """Enough blocks for every slot at full length, or as many as memory holds."""
     per_sequence = -(-config.max_model_len // config.block_size)
-    dtype = next(loaded.model.parameters()).dtype
-    block_bytes = kv_block_bytes(loaded.layers, config.block_size, dtype)
     fitting = _memory_budget(config, device) // _num_sharing(world) // block_bytes
     if config.num_kv_blocks > fitting:
         raise ConfigError(
@@ -143,7 +169,7 @@ def _num_blocks(
         raise ConfigError(
             f"the free memory holds {fitting} KV blocks and one sequence of "
             f"{config.max_model_len} tokens needs {per_sequence}",
-            hint="use shorter sequences or a smaller dtype, or free some memory",
+            hint="use shorter sequences or a smaller kv_cache_dtype, or free some memory",
         )
     return config.num_kv_blocks or min(config.max_num_seqs * per_sequence, fitting)
 

@@ -54,7 +54,8 @@ class ModelRunner:
         statistics_kernels: the two vocabulary passes.
         max_num_reqs: request slots.
         max_model_len: longest sequence.
-        num_blocks, block_size: the KV cache.
+        kv_cache: of this rank's layers.
+        block_size: tokens of its blocks.
         apply_trace: the overwrite; None: no state for traces exists.
     """
 
@@ -67,22 +68,15 @@ class ModelRunner:
         statistics_kernels: StatisticsKernels,
         max_num_reqs: int,
         max_model_len: int,
-        num_blocks: int,
+        kv_cache: KVCache,
         block_size: int,
         apply_trace: ApplyTrace | None,
     ) -> None:
-        parameter = next(loaded.model.parameters())
-        self.device = parameter.device
+        self.device = next(loaded.model.parameters()).device
         self.block_size = block_size
         self._loaded = loaded
         self._world = world
-        self.kv_cache = KVCache(
-            loaded.layers,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            dtype=parameter.dtype,
-            device=self.device,
-        )
+        self.kv_cache = kv_cache
         loaded.attention.bind(self.kv_cache, backend)
         self.trace_replay = (
             TraceReplayState(max_num_reqs, self.device, apply_trace)
@@ -170,6 +164,6 @@ def _offsets(batch: Batch, committed: Sequence[int]) -> npt.NDArray[np.int64]:
     return np.array(positions, dtype=np.int64) + 1 - np.array(lengths, dtype=np.int64)
 
 
-def kv_block_bytes(layers: Sequence[LayerSpec], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one KV block over all layers."""
-    return block_size * sum(layer.kv_bytes_per_token(dtype) for layer in layers)
+def kv_block_bytes(layers: Sequence[LayerSpec], block_size: int, kv_cache_dtype: str) -> int:
+    """Bytes of one KV block over all layers, with its scales."""
+    return block_size * sum(layer.kv_bytes_per_token(kv_cache_dtype) for layer in layers)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from trace_audit.kernels.cached_heads import CachedHeads
+from trace_audit.kernels.formats import decoded, rounded
 from trace_audit.kernels.runtime import is_interpreted, triton
 
 if triton is not None:
@@ -30,8 +32,8 @@ class AttentionOptions:
 
 def paged_decode(
     query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    keys: CachedHeads,
+    values: CachedHeads,
     block_table: torch.Tensor,
     context_lens: torch.Tensor,
     max_context_len: int,
@@ -41,8 +43,7 @@ def paged_decode(
 
     Args:
         query: [B, H, D].
-        keys: [num_blocks, block_size, KV, D], contiguous.
-        values: [num_blocks, block_size, KV, DV], contiguous.
+        keys, values: one layer's cache, both sides in one dtype; heads of width D and DV.
         block_table: int32 [B, max_blocks], contiguous.
         context_lens: int32 [B].
         max_context_len: the largest of `context_lens`, known on the host.
@@ -52,7 +53,7 @@ def paged_decode(
         [B, H, DV] in the query's dtype.
     """
     num_rows, num_heads, key_dim = query.shape
-    _, block_size, num_kv_heads, value_dim = values.shape
+    _, block_size, num_kv_heads, value_dim = values.data.shape
     num_splits = triton.cdiv(max_context_len, SPLIT)
     group = num_heads // num_kv_heads
     partial_shape = (num_rows, num_heads, num_splits)
@@ -63,8 +64,10 @@ def paged_decode(
     _decode_kernel[(num_rows, num_kv_heads, num_splits)](
         query,
         *query.stride(),
-        keys,
-        values,
+        keys.raw,
+        keys.scales,
+        values.raw,
+        values.scales,
         block_table,
         block_table.stride(0),
         context_lens,
@@ -86,7 +89,8 @@ def paged_decode(
         TILE=_tile(key_dim, value_dim),
         WINDOW=options.window or 0,
         SOFTCAP=options.softcap is not None,
-        UPCAST=is_interpreted(),
+        FP8=keys.fp8,
+        INTERPRETED=is_interpreted(),
         num_warps=4,
         num_stages=2,
     )
@@ -103,6 +107,7 @@ def paged_decode(
         VALUE_PAD=triton.next_power_of_2(value_dim),
         SPLIT=SPLIT,
         WINDOW=options.window or 0,
+        INTERPRETED=is_interpreted(),
         num_warps=4,
     )
     return out
@@ -110,8 +115,8 @@ def paged_decode(
 
 def paged_prefill(
     query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    keys: CachedHeads,
+    values: CachedHeads,
     block_table: torch.Tensor,
     query_starts: torch.Tensor,
     context_lens: torch.Tensor,
@@ -130,13 +135,15 @@ def paged_prefill(
         [T, H, DV] in the query's dtype.
     """
     num_tokens, num_heads, key_dim = query.shape
-    _, block_size, num_kv_heads, value_dim = values.shape
+    _, block_size, num_kv_heads, value_dim = values.data.shape
     out = torch.empty(num_tokens, num_heads, value_dim, dtype=query.dtype, device=query.device)
     _prefill_kernel[(tiles.shape[0], num_heads)](
         query,
         *query.stride(),
-        keys,
-        values,
+        keys.raw,
+        keys.scales,
+        values.raw,
+        values.scales,
         block_table,
         block_table.stride(0),
         query_starts,
@@ -156,7 +163,8 @@ def paged_prefill(
         TILE=_tile(key_dim, value_dim),
         WINDOW=options.window or 0,
         SOFTCAP=options.softcap is not None,
-        UPCAST=is_interpreted(),
+        FP8=keys.fp8,
+        INTERPRETED=is_interpreted(),
         num_warps=4,
         num_stages=2,
     )
@@ -180,7 +188,9 @@ if triton is not None:
         q,  # [Q, KEY_PAD]
         query_pos,  # [Q], absolute positions
         keys_ptr,
+        key_scales_ptr,
         values_ptr,
+        value_scales_ptr,
         table_row_ptr,
         start,
         end,
@@ -199,7 +209,8 @@ if triton is not None:
         TILE: tl.constexpr,
         WINDOW: tl.constexpr,
         SOFTCAP: tl.constexpr,
-        UPCAST: tl.constexpr,
+        FP8: tl.constexpr,
+        INTERPRETED: tl.constexpr,
     ):
         """Fold context tokens start.. (below end) into a running softmax."""
         pos = start + tl.arange(0, TILE)
@@ -218,11 +229,16 @@ if triton is not None:
             mask=inside[:, None] & (vd < VALUE_DIM)[None, :],
             other=0.0,
         )
-        dtype = v.dtype
-        if UPCAST:
-            # The interpreter multiplies the bits of bfloat16; products are exact in float32.
-            k = k.to(tl.float32)
-        scores = tl.dot(q, k, input_precision="ieee") * scale
+        key_scale = None
+        value_scale = None
+        if key_scales_ptr is not None:
+            key_scale = tl.load(key_scales_ptr + token, mask=inside, other=0.0)[None, :]
+            value_scale = tl.load(value_scales_ptr + token, mask=inside, other=0.0)[:, None]
+        # The rounding points of the eager backend: keys, values and weights in the query's dtype.
+        k = rounded(decoded(k, key_scale, FP8), q.dtype, INTERPRETED)
+        v = rounded(decoded(v, value_scale, FP8), q.dtype, INTERPRETED)
+        query = rounded(q, q.dtype, INTERPRETED)
+        scores = tl.dot(query, k, input_precision="ieee") * scale
         if SOFTCAP:
             scaled = scores / softcap
             # tanh through exp of a non-positive number: no overflow.
@@ -237,10 +253,7 @@ if triton is not None:
         p = tl.exp(scores - safe[:, None])
         correction = tl.exp(maximum - safe)
         total = total * correction + tl.sum(p, axis=1)
-        p = p.to(dtype)
-        if UPCAST:
-            p = p.to(tl.float32)
-            v = v.to(tl.float32)
+        p = rounded(p, q.dtype, INTERPRETED)
         acc = acc * correction[:, None] + tl.dot(p, v, input_precision="ieee")
         return acc, new_maximum, total
 
@@ -250,8 +263,10 @@ if triton is not None:
         query_stride_b,
         query_stride_h,
         query_stride_d,
-        keys_ptr,  # [num_blocks, BLOCK_SIZE, NUM_KV_HEADS, KEY_DIM]
+        keys_ptr,  # [num_blocks, BLOCK_SIZE, NUM_KV_HEADS, KEY_DIM], 8-bit floats as uint8
+        key_scales_ptr,  # float32 [num_blocks, BLOCK_SIZE, NUM_KV_HEADS], or None
         values_ptr,  # [num_blocks, BLOCK_SIZE, NUM_KV_HEADS, VALUE_DIM]
+        value_scales_ptr,  # as the keys'
         table_ptr,  # int32 [B, max_blocks]
         table_stride,
         context_lens_ptr,  # int32 [B]
@@ -273,7 +288,8 @@ if triton is not None:
         TILE: tl.constexpr,
         WINDOW: tl.constexpr,
         SOFTCAP: tl.constexpr,
-        UPCAST: tl.constexpr,
+        FP8: tl.constexpr,
+        INTERPRETED: tl.constexpr,
     ):
         row = tl.program_id(0).to(tl.int64)
         kv_head = tl.program_id(1)
@@ -297,18 +313,17 @@ if triton is not None:
                 mask=(lane < GROUP)[:, None] & (kd < KEY_DIM)[None, :],
                 other=0.0,
             )
-            if UPCAST:
-                q = q.to(tl.float32)
             query_pos = tl.zeros([GROUP_PAD], tl.int32) + (context_len - 1)
             acc = tl.zeros([GROUP_PAD, VALUE_PAD], tl.float32)
             maximum = tl.full([GROUP_PAD], float("-inf"), tl.float32)
             total = tl.zeros([GROUP_PAD], tl.float32)
             for tile in range(start, end, TILE):
                 acc, maximum, total = _attend_tile(
-                    q, query_pos, keys_ptr, values_ptr, table_ptr + row * table_stride,
+                    q, query_pos, keys_ptr, key_scales_ptr, values_ptr, value_scales_ptr,
+                    table_ptr + row * table_stride,
                     tile, end, kv_head, acc, maximum, total, scale, softcap,
                     NUM_KV_HEADS, KEY_DIM, KEY_PAD, VALUE_DIM, VALUE_PAD, BLOCK_SIZE, TILE,
-                    WINDOW, SOFTCAP, UPCAST,
+                    WINDOW, SOFTCAP, FP8, INTERPRETED,
                 )  # fmt: skip
             out = (row * NUM_KV_HEADS * GROUP + head) * num_splits + split
             vd = tl.arange(0, VALUE_PAD)
@@ -334,6 +349,7 @@ if triton is not None:
         VALUE_PAD: tl.constexpr,
         SPLIT: tl.constexpr,
         WINDOW: tl.constexpr,
+        INTERPRETED: tl.constexpr,
     ):
         row = tl.program_id(0).to(tl.int64)
         context_len = tl.load(context_lens_ptr + row)
@@ -361,7 +377,7 @@ if triton is not None:
             maximum = new_maximum
         tl.store(
             out_ptr + head[:, None] * VALUE_DIM + vd[None, :],
-            (acc / total[:, None]).to(out_ptr.dtype.element_ty),
+            rounded(acc / total[:, None], out_ptr.dtype.element_ty, INTERPRETED),
             mask=real,
         )
 
@@ -371,8 +387,10 @@ if triton is not None:
         query_stride_t,
         query_stride_h,
         query_stride_d,
-        keys_ptr,  # [num_blocks, BLOCK_SIZE, NUM_KV_HEADS, KEY_DIM]
+        keys_ptr,  # [num_blocks, BLOCK_SIZE, NUM_KV_HEADS, KEY_DIM], 8-bit floats as uint8
+        key_scales_ptr,  # float32 [num_blocks, BLOCK_SIZE, NUM_KV_HEADS], or None
         values_ptr,  # [num_blocks, BLOCK_SIZE, NUM_KV_HEADS, VALUE_DIM]
+        value_scales_ptr,  # as the keys'
         table_ptr,  # int32 [B, max_blocks]
         table_stride,
         query_starts_ptr,  # int32 [B + 1]
@@ -392,7 +410,8 @@ if triton is not None:
         TILE: tl.constexpr,
         WINDOW: tl.constexpr,
         SOFTCAP: tl.constexpr,
-        UPCAST: tl.constexpr,
+        FP8: tl.constexpr,
+        INTERPRETED: tl.constexpr,
     ):
         tile_id = tl.program_id(0)
         head = tl.program_id(1)
@@ -413,8 +432,6 @@ if triton is not None:
             mask=real[:, None] & (kd < KEY_DIM)[None, :],
             other=0.0,
         )
-        if UPCAST:
-            q = q.to(tl.float32)
         first_pos = context_len - query_len + offset
         query_pos = first_pos + tl.arange(0, QUERIES)
         start = 0
@@ -427,16 +444,17 @@ if triton is not None:
         kv_head = head // (NUM_HEADS // NUM_KV_HEADS)
         for tile in range(start, end, TILE):
             acc, maximum, total = _attend_tile(
-                q, query_pos, keys_ptr, values_ptr, table_ptr + row * table_stride,
+                q, query_pos, keys_ptr, key_scales_ptr, values_ptr, value_scales_ptr,
+                table_ptr + row * table_stride,
                 tile, end, kv_head, acc, maximum, total, scale, softcap,
                 NUM_KV_HEADS, KEY_DIM, KEY_PAD, VALUE_DIM, VALUE_PAD, BLOCK_SIZE, TILE,
-                WINDOW, SOFTCAP, UPCAST,
+                WINDOW, SOFTCAP, FP8, INTERPRETED,
             )  # fmt: skip
         vd = tl.arange(0, VALUE_PAD)
         # Lanes past the row saw no key where a window ends before them; they are not stored.
         result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
         tl.store(
             out_ptr + (token[:, None] * NUM_HEADS + head) * VALUE_DIM + vd[None, :],
-            result.to(out_ptr.dtype.element_ty),
+            rounded(result, out_ptr.dtype.element_ty, INTERPRETED),
             mask=real[:, None] & (vd < VALUE_DIM)[None, :],
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import pad
 
+from trace_audit.kernels.cached_heads import LARGEST, CachedHeads
 from trace_audit.kernels.partials import CHUNK, TokenCounts, VocabularyPartials, num_chunks
 
 _ROWS_AT_ONCE = 8
@@ -33,6 +34,26 @@ def apply_trace_tokens(
 def scatter_values(out: torch.Tensor, destinations: torch.Tensor, values: torch.Tensor) -> None:
     """See `trace_audit.kernels.trace_replay.scatter_values`."""
     out.view(-1)[destinations] = values
+
+
+def write_quantized(heads: torch.Tensor, slots: torch.Tensor, cached: CachedHeads) -> None:
+    """See `trace_audit.kernels.kv_cache.write_quantized`."""
+    dtype = cached.data.dtype
+    largest = LARGEST[dtype]
+    x = heads.float()
+    if cached.scales is None:
+        x = torch.where(x.isfinite(), x, float("nan"))
+    else:
+        # A product with the reciprocal: CUDA would divide by a number in that way, a CPU not.
+        scale = x.abs().amax(-1) * (1.0 / largest)
+        scale = torch.where(scale.isfinite(), scale, float("nan"))
+        cached.scales.flatten(0, 1).index_copy_(0, slots, scale)
+        x = torch.where((scale > 0)[..., None], x / scale[..., None], 0.0)
+    # Clamped here: whether torch's own cast saturates depends on its version.
+    x = x.clamp(-largest, largest)
+    codes = x.round() if dtype == torch.int8 else x
+    raw = cached.raw
+    raw.flatten(0, 1).index_copy_(0, slots, codes.to(dtype).view(raw.dtype))
 
 
 def vocabulary_partials(logits: torch.Tensor, multipliers: torch.Tensor) -> VocabularyPartials:

@@ -1,0 +1,51 @@
+"""Keys or values of one layer in the paged cache, as they are stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
+"""The 8-bit formats, and the largest finite number each one stores before any scale."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachedHeads:
+    """One side of a layer's cache. What is stored is what is attended to.
+
+    Attributes:
+        data: [num_blocks, block_size, KV, D], contiguous, in the dtype of the cache.
+        scales: float32 [num_blocks, block_size, KV], contiguous: the factor of each token's head;
+            None: no factor. NaN: the head's vector was not finite.
+    """
+
+    data: torch.Tensor
+    scales: torch.Tensor | None = None
+
+    @property
+    def raw(self) -> torch.Tensor:
+        """The data, 8-bit floats as uint8: torch indexes and Triton loads few of them."""
+        dtype = self.data.dtype
+        return self.data.view(torch.uint8) if dtype in _FP8 else self.data
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All that is stored, the first index being the block."""
+        return [self.raw] if self.scales is None else [self.raw, self.scales]
+
+    @property
+    def fp8(self) -> str:
+        """The 8-bit float format as the kernels name it; empty for every other dtype."""
+        return _FP8.get(self.data.dtype, "")
+
+    def read(self, blocks: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Blocks int64 [N] as [N, block_size, KV, D], rounded once to `dtype`."""
+        stored = self.raw.flatten(1).index_select(0, blocks).view(-1, *self.data.shape[1:])
+        stored = stored.view(self.data.dtype)
+        if self.scales is None:
+            return stored.to(dtype)
+        return stored.float().mul_(self.scales[blocks][..., None]).to(dtype)
+
+
+_FP8 = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
