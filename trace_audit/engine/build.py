@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -60,7 +61,9 @@ def build_engine(
     device = next(loaded.model.parameters()).device
     # One schedule for all: the rank with the least room decides.
     num_blocks = min(world.all.gather_objects(_num_blocks(loaded, config, device, world)))
-    backend = _backend(config.attention_backend, device)
+    backend = _backend(config, device)
+    if config.fixed_batch:
+        _check_fixed_batch(loaded)
     # Interpreted kernels cost time, the vocabulary-wide ones far too much: only on request.
     interpreted = device.type == "cpu" and config.attention_backend != "triton"
     use_reference = interpreted or not can_run_triton(device)
@@ -74,6 +77,7 @@ def build_engine(
         num_blocks=num_blocks,
         block_size=config.block_size,
         apply_trace=_overwrite(config, use_reference),
+        num_decode_rows=config.max_num_seqs if config.fixed_batch else 0,
     )
     engine = Engine(
         runner=runner,
@@ -82,6 +86,7 @@ def build_engine(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         swap=config.preemption == "swap",
+        fixed_batch=config.fixed_batch,
     )
     return BuiltEngine(
         engine=engine,
@@ -111,11 +116,27 @@ def _overwrite(config: EngineConfig, use_reference: bool) -> ApplyTrace | None:
     return reference.apply_trace_tokens if use_reference else apply_trace_tokens
 
 
-def _backend(name: str, device: torch.device) -> AttentionBackend:
+def _check_fixed_batch(loaded: LoadedModel) -> None:
+    """Refuse experts whose products have as many rows as tokens were routed to them."""
+    model: Any = loaded.model
+    has_experts = any("Experts" in type(module).__name__ for module in model.modules())
+    backend = model.config.get_text_config()._experts_implementation
+    one_by_one = backend == "batched_mm" and model._can_set_experts_implementation()
+    if has_experts and not one_by_one:
+        raise ConfigError(
+            "fixed_batch = true, and an expert of this model multiplies the tokens that all "
+            "sequences of a launch route to it together",
+            hint='use moe_backend = "batched_mm", which multiplies each by itself, or '
+            "fixed_batch = false",
+        )
+
+
+def _backend(config: EngineConfig, device: torch.device) -> AttentionBackend:
+    name = config.attention_backend
     if name == "eager":
         return EagerAttention()
     if name == "sdpa":
-        return SdpaAttention()
+        return SdpaAttention(row_by_row=config.fixed_batch)
     if name == "triton":
         if not can_run_triton(device):
             raise ConfigError(
