@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn.functional import pad
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -59,12 +60,15 @@ class LayerSpec:
 class AttentionBatch:
     """What a launch looks like to attention. Rows are requests; decode rows come first.
 
+    Padding rows of a launch are none of these: they write no key and attend to nothing.
+
     Attributes:
         query_lens: int64 [B] on the host, tokens of each row in this launch.
         context_lens: int64 [B] on the host, tokens each row has once they are written.
         block_table: int32 [B, max_blocks] on the host, rows padded by block 0.
         block_size: tokens a block.
-        kv_slots: int64 [T] on the device, where each token's key and value go in the cache.
+        kv_slots: int64 [T] on the device, where each token's key and value go in the cache; tokens
+            of the launch past these are padding.
         device: the device of the launch.
     """
 
@@ -273,15 +277,18 @@ class PagedAttention:
         assert self._backend is not None
         assert self._batch is not None
         index = int(module.layer_idx) - self._first_layer  # type: ignore[arg-type]
-        self._cache.write(
-            index, key[0].transpose(0, 1), value[0].transpose(0, 1), self._batch.kv_slots
-        )
+        kv_slots = self._batch.kv_slots
+        num_tokens, num_padding = kv_slots.shape[0], query.shape[2] - kv_slots.shape[0]
+        query, key, value = (x[0].transpose(0, 1)[:num_tokens] for x in (query, key, value))
+        self._cache.write(index, key, value, kv_slots)
         out = self._backend.forward(
-            query[0].transpose(0, 1),
+            query,
             self._cache.keys[index],
             self._cache.values[index],
             self.layers[index],
         )
+        if num_padding:
+            out = pad(out, (0, 0, 0, 0, 0, num_padding))
         return out[None], None
 
 

@@ -35,11 +35,16 @@ class SdpaAttention:
 
     The padded length is that of the launch's longest row in whole blocks: it never depends on
     max_model_len or on the size of the cache.
+
+    Args:
+        row_by_row: attend each decode row in a call of its own, over its own length: the sums of
+            a call depend on its padded length and on its number of rows.
     """
 
     name = "sdpa"
 
-    def __init__(self) -> None:
+    def __init__(self, *, row_by_row: bool = False) -> None:
+        self._row_by_row = row_by_row
         self._chunks: list[_Chunk] = []
         self._masks: dict[int | None, list[torch.Tensor]] = {}
 
@@ -55,11 +60,10 @@ class SdpaAttention:
         """Cut the launch into calls."""
         self._masks = {}
         self._chunks = []
-        num_decode = batch.num_decode_rows
-        if num_decode:
-            self._chunks.append(_chunk(batch, range(num_decode), 0))
-        start = num_decode
-        for row in range(num_decode, len(batch.query_lens)):
+        start = 0 if self._row_by_row else batch.num_decode_rows
+        if start:
+            self._chunks.append(_chunk(batch, range(start), 0))
+        for row in range(start, len(batch.query_lens)):
             self._chunks.append(_chunk(batch, range(row, row + 1), start))
             start += int(batch.query_lens[row])
 

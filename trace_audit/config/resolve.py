@@ -12,7 +12,6 @@ from trace_audit.errors import ConfigError
 _ONLY_VALUE: Mapping[str, object] = {
     "engine.path": "decode",
     "engine.prefill_chunk": 0,
-    "engine.fixed_batch": False,
     "engine.batch_order_seed": 0,
     "engine.quantization": "none",
     "engine.moe_backend": "auto",

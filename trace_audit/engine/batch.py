@@ -16,6 +16,7 @@ from trace_audit.kernels.runtime import to_device
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
+AnyIntArray = Int32Array | Int64Array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,18 +51,23 @@ class LogitsRow:
 class Batch:
     """A flat token batch: T tokens of some requests, and B rows of logits.
 
+    Padding of a fixed batch stands at the end of both, a token and a row each: rows of every
+    matrix product like the others, but nobody's.
+
     Attributes:
         scheduled: the requests in order.
-        rows: the B rows, those of a request together and in order of position.
-        idx_mapping: int32 [B] on the device, row -> request slot.
-        token_slots: int64 [T] on the device, request slot of each token.
+        rows: the rows without padding, those of a request together and in order of position.
+        num_padding: rows of padding.
+        idx_mapping: int32 [B] on the device, row -> request slot, -1 for padding.
+        token_slots: int64 [T] on the device, request slot of each token, -1 for padding.
         positions: int64 [T] on the device, absolute positions.
         logits_tokens: int64 [B] on the device, flat index of each row's token.
-        attention: what the attention backend needs.
+        attention: what the attention backend needs; it knows no padding.
     """
 
     scheduled: Sequence[ScheduledRequest]
     rows: Sequence[LogitsRow]
+    num_padding: int
     idx_mapping: torch.Tensor
     token_slots: torch.Tensor
     positions: torch.Tensor
@@ -70,14 +76,35 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens in the launch."""
+        """Tokens in the launch, padding included."""
         return int(self.positions.shape[0])
+
+    @property
+    def num_requests(self) -> int:
+        """Requests in the launch, padding included."""
+        return len(self.scheduled) + self.num_padding
+
+    @property
+    def padded_rows(self) -> list[LogitsRow]:
+        """B rows to sample: for padding the first row, whose parameters ask for nothing new."""
+        return [*self.rows, *([self.rows[0]] * self.num_padding)]
 
 
 def build_batch(
-    scheduled: Sequence[ScheduledRequest], *, block_size: int, device: torch.device
+    scheduled: Sequence[ScheduledRequest],
+    *,
+    block_size: int,
+    device: torch.device,
+    num_decode_rows: int = 0,
 ) -> Batch:
-    """Lay the scheduled chunks out flat, row after row."""
+    """Lay the scheduled chunks out flat, row after row.
+
+    Args:
+        scheduled: the launch.
+        block_size: tokens of a KV block.
+        device: of the launch.
+        num_decode_rows: rows that a decode launch is padded to; 0: none is padded.
+    """
     slots = np.array([s.request.slot for s in scheduled], dtype=np.int64)
     starts = np.array([s.chunk_start for s in scheduled], dtype=np.int64)
     query_lens = np.array([s.num_tokens for s in scheduled], dtype=np.int64)
@@ -98,13 +125,21 @@ def build_batch(
     # A row's token is where its position is, counted back from the end of its request's tokens.
     ends = query_starts[1:][logits_rows]
     back = np.array([row.scheduled.end - row.position for row in rows_of_logits], dtype=np.int64)
+    is_decode = all(s.phase == "decode" for s in scheduled)
+    num_padding = max(0, num_decode_rows - len(scheduled)) if is_decode else 0
+    padding_tokens = len(positions) + np.arange(num_padding)
+
+    def padded(values: AnyIntArray, fill: int) -> torch.Tensor:
+        return to_device(np.pad(values, (0, num_padding), constant_values=fill), device)
+
     return Batch(
         scheduled=scheduled,
         rows=rows_of_logits,
-        idx_mapping=to_device(slots[logits_rows].astype(np.int32), device),
-        token_slots=to_device(slots[rows], device),
-        positions=to_device(positions, device),
-        logits_tokens=to_device(ends - back, device),
+        num_padding=num_padding,
+        idx_mapping=padded(slots[logits_rows].astype(np.int32), -1),
+        token_slots=padded(slots[rows], -1),
+        positions=padded(positions, 0),
+        logits_tokens=to_device(np.concatenate([ends - back, padding_tokens]), device),
         attention=AttentionBatch(
             query_lens=query_lens,
             context_lens=starts + query_lens,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -73,7 +74,9 @@ def build_engine(
     kv_cache_dtype = _kv_cache_dtype(loaded, config)
     block_bytes = kv_block_bytes(loaded.layers, config.block_size, kv_cache_dtype)
     num_blocks = min(world.all.gather_objects(_num_blocks(config, block_bytes, device, world)))
-    backend = _backend(config.attention_backend, device)
+    backend = _backend(config, device)
+    if config.fixed_batch:
+        _check_fixed_batch(loaded)
     # Interpreted kernels cost time, the vocabulary-wide ones far too much: only on request.
     interpreted = device.type == "cpu" and config.attention_backend != "triton"
     use_reference = interpreted or not can_run_triton(device)
@@ -95,6 +98,7 @@ def build_engine(
         ),
         block_size=config.block_size,
         apply_trace=_overwrite(config, use_reference),
+        num_decode_rows=config.max_num_seqs if config.fixed_batch else 0,
     )
     engine = Engine(
         runner=runner,
@@ -103,6 +107,7 @@ def build_engine(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         swap=config.preemption == "swap",
+        fixed_batch=config.fixed_batch,
     )
     return BuiltEngine(
         engine=engine,
@@ -133,11 +138,27 @@ def _overwrite(config: EngineConfig, use_reference: bool) -> ApplyTrace | None:
     return reference.apply_trace_tokens if use_reference else apply_trace_tokens
 
 
-def _backend(name: str, device: torch.device) -> AttentionBackend:
+def _check_fixed_batch(loaded: LoadedModel) -> None:
+    """Refuse experts whose products have as many rows as tokens were routed to them."""
+    model: Any = loaded.model
+    has_experts = any("Experts" in type(module).__name__ for module in model.modules())
+    backend = model.config.get_text_config()._experts_implementation
+    one_by_one = backend == "batched_mm" and model._can_set_experts_implementation()
+    if has_experts and not one_by_one:
+        raise ConfigError(
+            "fixed_batch = true, and an expert of this model multiplies the tokens that all "
+            "sequences of a launch route to it together",
+            hint='use moe_backend = "batched_mm", which multiplies each by itself, or '
+            "fixed_batch = false",
+        )
+
+
+def _backend(config: EngineConfig, device: torch.device) -> AttentionBackend:
+    name = config.attention_backend
     if name == "eager":
         return EagerAttention()
     if name == "sdpa":
-        return SdpaAttention()
+        return SdpaAttention(row_by_row=config.fixed_batch)
     if name == "triton":
         if not can_run_triton(device):
             raise ConfigError(

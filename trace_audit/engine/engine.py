@@ -27,7 +27,7 @@ class Engine:
         runner: the model and all device state.
         world: this rank's place.
         num_blocks: KV blocks, the same on every rank.
-        max_num_seqs, max_num_batched_tokens, swap: see `Scheduler`.
+        max_num_seqs, max_num_batched_tokens, swap, fixed_batch: see `Scheduler`.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class Engine:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         swap: bool,
+        fixed_batch: bool = False,
     ) -> None:
         self._runner = runner
         self._world = world
@@ -49,6 +50,7 @@ class Engine:
             max_num_batched_tokens=max_num_batched_tokens,
             swap=swap,
             hooks=runner,
+            fixed_batch=fixed_batch,
         )
         self._outputs = OutputBuffer()
 

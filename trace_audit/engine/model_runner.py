@@ -28,7 +28,7 @@ class StepOutput:
 
     Attributes:
         batch: the launch.
-        tokens: int64 [B], sampled or overwritten.
+        tokens: int64 [B], sampled or overwritten; padding has some too.
         statistics: of all B rows; None on a rank that does not sample.
         committed: rows whose token counts, in order.
         committed_rows: int64 [num_committed] on the device, the same.
@@ -57,6 +57,7 @@ class ModelRunner:
         kv_cache: of this rank's layers.
         block_size: tokens of its blocks.
         apply_trace: the overwrite; None: no state for traces exists.
+        num_decode_rows: rows that a decode launch is padded to; 0: none is padded.
     """
 
     def __init__(
@@ -71,9 +72,11 @@ class ModelRunner:
         kv_cache: KVCache,
         block_size: int,
         apply_trace: ApplyTrace | None,
+        num_decode_rows: int = 0,
     ) -> None:
         self.device = next(loaded.model.parameters()).device
         self.block_size = block_size
+        self._num_decode_rows = num_decode_rows
         self._loaded = loaded
         self._world = world
         self.kv_cache = kv_cache
@@ -101,13 +104,18 @@ class ModelRunner:
     def execute(self, scheduled: Sequence[ScheduledRequest]) -> StepOutput:
         """Run one launch; nothing here waits for the device."""
         self._apply_staged_writes()
-        batch = build_batch(scheduled, block_size=self.block_size, device=self.device)
+        batch = build_batch(
+            scheduled,
+            block_size=self.block_size,
+            device=self.device,
+            num_decode_rows=self._num_decode_rows,
+        )
         logits = self._forward(batch)
-        tokens = torch.empty(len(batch.rows), dtype=torch.long, device=self.device)
+        tokens = torch.empty(len(batch.idx_mapping), dtype=torch.long, device=self.device)
         statistics = None
         if self._sampler is not None:
             assert logits is not None
-            inputs = SamplingInputs.of(batch.rows, self.device)
+            inputs = SamplingInputs.of(batch.padded_rows, self.device)
             tokens, statistics = self._sampler(
                 logits, inputs, batch.idx_mapping, self.request_state
             )

@@ -46,14 +46,14 @@ class OutputBuffer:
                     request_id=row.request.request_id,
                     position=row.position + 1,
                     launch_tokens=batch.num_tokens,
-                    launch_requests=len(batch.scheduled),
+                    launch_requests=batch.num_requests,
                     chunk_start=row.scheduled.chunk_start,
                     phase=PHASES.index(row.scheduled.phase),
                 )
             )
         tensors = {name: getattr(output.statistics, name) for name in _FIELDS}
         tensors["token_ids"] = output.tokens
-        if len(output.committed) < len(batch.rows):
+        if len(output.committed) < len(output.tokens):
             tensors = {name: t[output.committed_rows] for name, t in tensors.items()}
         self._steps.append(tensors)
 

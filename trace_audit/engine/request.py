@@ -70,6 +70,11 @@ class Request:
         """Tokens that must go through the model before the next one can be sampled."""
         return self.total_len - self.num_computed_tokens
 
+    @property
+    def is_decoding(self) -> bool:
+        """Whether its next token needs one more row and nothing of the prompt."""
+        return self.num_uncomputed_tokens == 1 and self.num_computed_tokens >= self.prompt_len
+
     def commit(self, token_id: int) -> None:
         """Append a token and decide whether the request is finished."""
         self.output_token_ids.append(token_id)
@@ -95,7 +100,8 @@ class RequestOutput:
         token_ids: int32 [T].
         position: int32 [T], absolute position of each output token.
         launch_tokens, launch_requests, chunk_start: int32 [T], the launch each token came from:
-            its tokens, its requests, and the first position of this request's chunk in it.
+            its tokens and its requests, both with padding, and the first position of this
+            request's chunk in it.
         phase: int8 [T], index into `PHASES`: what the launch computed of this request.
         logprob: float32 [T], natural-log probability of the token in the untouched logits.
         rank: int32 [T], 1 + strictly larger logits; 0 where the row has no finite normalizer.

@@ -74,8 +74,12 @@ class RequestState:
         request.slot = -1
 
     def gather_input_ids(self, token_slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Token ids of a flat batch, int64 [num_tokens], read from the rows on the device."""
-        return self.all_token_ids.gpu[token_slots, positions].long()
+        """Token ids of a flat batch, int64 [num_tokens], read from the rows on the device.
+
+        Where the slot is -1, which is padding, the id is 0.
+        """
+        token_ids = self.all_token_ids.gpu[token_slots, positions].long()
+        return torch.where(token_slots < 0, 0, token_ids)
 
     def append_tokens(
         self, slots: torch.Tensor, offsets: torch.Tensor, tokens: torch.Tensor

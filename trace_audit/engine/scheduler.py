@@ -71,6 +71,8 @@ class Scheduler:
         max_num_batched_tokens: most tokens in a launch.
         swap: whether preempted requests keep their KV (else it is recomputed).
         hooks: told of admissions and preemptions.
+        fixed_batch: whether a launch is either one request's prefill chunk or every decode row,
+            so that with padded decode launches no shape depends on who else is there.
     """
 
     pool: BlockPool
@@ -78,6 +80,7 @@ class Scheduler:
     max_num_batched_tokens: int
     swap: bool
     hooks: SchedulerHooks
+    fixed_batch: bool = False
     waiting: deque[Request] = field(default_factory=deque)
     running: list[Request] = field(default_factory=list)
     counters: Counters = field(default_factory=Counters)
@@ -94,6 +97,8 @@ class Scheduler:
     def schedule(self) -> list[ScheduledRequest]:
         """Choose the next launch: decode rows first, then prefill chunks, each in arrival order."""
         self.counters.steps += 1
+        if self.fixed_batch:
+            return self._schedule_by_itself()
         scheduled, preempted = self._schedule_running()
         if not preempted:
             used = sum(s.num_tokens for s in scheduled)
@@ -105,6 +110,32 @@ class Scheduler:
         """Forget a finished request and free its blocks."""
         self.running.remove(request)
         self.pool.release(request.block_ids)
+
+    def _schedule_by_itself(self) -> list[ScheduledRequest]:
+        """The next chunk of the first request that has to prefill, else every decode row."""
+        self._admit_whole()
+        for request in self.running:
+            if not request.is_decoding:
+                num_tokens = min(request.num_uncomputed_tokens, self.max_num_batched_tokens)
+                return [self._take(request, num_tokens)]
+        scheduled, _ = self._schedule_running()
+        assert scheduled, "nothing could be scheduled: one request must always fit the cache"
+        return scheduled
+
+    def _admit_whole(self) -> None:
+        """Admit requests with the blocks of their whole prefill, so that none loses its own to it.
+
+        Decode launches wait until nobody prefills; a request given blocks chunk by chunk could
+        find none left, and would be preempted and admitted again and again.
+        """
+        while self.waiting and len(self.running) < self.max_num_seqs:
+            request = self.waiting[0]
+            if not self.pool.can_grow(request.block_ids, request.total_len):
+                return
+            self.waiting.popleft()
+            self.pool.grow(request.block_ids, request.total_len)
+            self.hooks.admit(request)
+            self.running.append(request)
 
     def _schedule_running(self) -> tuple[list[ScheduledRequest], bool]:
         scheduled: list[ScheduledRequest] = []
