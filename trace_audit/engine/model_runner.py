@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,10 +24,10 @@ from trace_audit.parallel.world import World
 
 @dataclass(frozen=True, kw_only=True)
 class StepOutput:
-    """What a launch left on the device.
+    """What a launch, or a block of its rows, left on the device.
 
     Attributes:
-        batch: the launch.
+        batch: the launch, with B rows.
         tokens: int64 [B], sampled or overwritten.
         statistics: of all B rows; None on a rank that does not sample.
         committed: rows whose token counts, in order.
@@ -56,6 +56,7 @@ class ModelRunner:
         max_model_len: longest sequence.
         num_blocks, block_size: the KV cache.
         apply_trace: the overwrite; None: no state for traces exists.
+        feeds_traces: whether traces are inputs, so that every rank's rows hold them.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class ModelRunner:
         num_blocks: int,
         block_size: int,
         apply_trace: ApplyTrace | None,
+        feeds_traces: bool = False,
     ) -> None:
         parameter = next(loaded.model.parameters())
         self.device = parameter.device
@@ -90,7 +92,10 @@ class ModelRunner:
             else None
         )
         self.request_state = RequestState(
-            max_num_reqs, max_model_len, self.device, holds_traces=self.trace_replay is not None
+            max_num_reqs,
+            max_model_len,
+            self.device,
+            holds_traces=feeds_traces or self.trace_replay is not None,
         )
         self._sampler = (
             Sampler(
@@ -104,8 +109,8 @@ class ModelRunner:
         )
         self._swapped: dict[str, list[torch.Tensor]] = {}
 
-    def execute(self, scheduled: Sequence[ScheduledRequest]) -> StepOutput:
-        """Run one launch; nothing here waits for the device."""
+    def execute(self, scheduled: Sequence[ScheduledRequest]) -> Iterator[StepOutput]:
+        """Run one launch, whose rows come in one block; nothing here waits for the device."""
         self._apply_staged_writes()
         batch = build_batch(scheduled, block_size=self.block_size, device=self.device)
         logits = self._forward(batch)
@@ -122,7 +127,7 @@ class ModelRunner:
         rows = to_device(np.array(committed, dtype=np.int64), self.device)
         offsets = to_device(_offsets(batch, committed), self.device)
         self.request_state.append_tokens(batch.idx_mapping.long()[rows], offsets, tokens[rows])
-        return StepOutput(
+        yield StepOutput(
             batch=batch,
             tokens=tokens,
             statistics=statistics,
