@@ -42,6 +42,7 @@ def test_the_named_configurations_are_there() -> None:
         "bf16-triton",
         "fp16-sdpa",
         "bf16-fp32head",
+        "bf16-prefill",
         "batch1",
         "bf16-tp2",
         "bf16-tp4-emulated",
@@ -103,6 +104,12 @@ def test_kv_cache_configurations_change_nothing_else(name: str, stored: str) -> 
     assert config.engine.kv_cache_dtype == stored
     assert config.engine.model_copy(update={"kv_cache_dtype": "auto"}) == counterpart.engine
     assert config.parallel == counterpart.parallel
+
+
+def test_bf16_prefill_is_bf16_sdpa_in_one_pass() -> None:
+    ours, theirs = (load_config(DIRECTORY / f"{n}.toml") for n in ("bf16-prefill", "bf16-sdpa"))
+    assert ours.engine == theirs.engine.model_copy(update={"path": "prefill"})
+    assert ours.parallel == theirs.parallel
 
 
 def test_fp32_eager_computes_what_record_does_by_default() -> None:

@@ -75,6 +75,8 @@ def test_resolving_twice_changes_nothing() -> None:
         ({"engine.max_num_batched_tokens": 31}, "max_num_seqs = 32"),
         ({"engine.max_model_len": 49}, "50 tokens"),
         ({"engine.num_kv_blocks": 3}, "needs 4 blocks"),
+        ({"engine.prefill_chunk": 8}, 'prefill_chunk = 8 has no effect with path = "decode"'),
+        ({"engine.path": "prefill", "engine.enable_trace_replay": False}, "scores traces"),
     ],
 )
 def test_resolve_refuses_what_cannot_be_honoured(overrides: dict[str, object], said: str) -> None:
@@ -89,6 +91,8 @@ def test_resolve_refuses_what_cannot_be_honoured(overrides: dict[str, object], s
         {"engine.max_num_batched_tokens": 32},
         {"engine.max_model_len": 50},
         {"engine.num_kv_blocks": 4},
+        {"engine.path": "prefill", "engine.prefill_chunk": 1},
+        {"engine.path": "prefill", "engine.max_num_batched_tokens": 1},
     ],
 )
 def test_resolve_accepts_the_smallest_that_fits(overrides: dict[str, object]) -> None:

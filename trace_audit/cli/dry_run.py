@@ -68,5 +68,5 @@ def _kv_tokens(engine: EngineConfig, max_length: int) -> int:
     """Cache slots: the blocks asked for, or every sequence slot at full length."""
     max_length = max(max_length, engine.max_model_len)
     per_sequence = -(-max_length // engine.block_size)
-    blocks = engine.num_kv_blocks or engine.max_num_seqs * per_sequence
+    blocks = engine.num_kv_blocks or engine.num_slots * per_sequence
     return blocks * engine.block_size

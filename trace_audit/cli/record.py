@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from trace_audit.errors import ConfigError, UsageError
+from trace_audit.errors import ConfigError, InputError, UsageError
 
 if TYPE_CHECKING:
     from trace_audit.config import RunConfig
+    from trace_audit.storage.prompts import PromptEntry
 
 
 def _finite(context: click.Context, parameter: click.Parameter, value: float) -> float:
@@ -127,7 +129,8 @@ def record(
 
     def work(run: RunJob) -> int:
         config = _config(config_path, sets)
-        read_prompts(prompts_path)  # the run does it again; a mistake is told before torch loads
+        # The run reads them again; a mistake is told before torch loads.
+        _check_path(config, prompts_path, read_prompts(prompts_path))
         job = RecordJob(
             model=model,
             prompts_path=prompts_path,
@@ -145,6 +148,19 @@ def record(
         return execute_all([job], keep_going=False, debug=debug, run=run)
 
     return as_rank(work)
+
+
+def _check_path(config: RunConfig, prompts_path: Path, entries: Sequence[PromptEntry]) -> None:
+    if config.engine.path != "prefill":
+        return
+    for entry in entries:
+        if entry.output_token_ids is None:
+            raise InputError(
+                f"{prompts_path}, line {entry.line_number}: there are no output_token_ids, and "
+                'path = "prefill" scores tokens that are given',
+                hint='record with path = "decode", which generates them, and replay with '
+                'path = "prefill"',
+            )
 
 
 def _config(path: Path | None, sets: tuple[str, ...]) -> RunConfig:

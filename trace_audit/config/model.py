@@ -52,6 +52,11 @@ class EngineConfig(_Section):
     compile: bool = False
     enable_trace_replay: bool = True
 
+    @property
+    def num_slots(self) -> int:
+        """Sequences in flight: a pass of the prefill path holds one."""
+        return 1 if self.path == "prefill" else self.max_num_seqs
+
     @field_validator("block_size")
     @classmethod
     def _is_power_of_two(cls, value: int) -> int:

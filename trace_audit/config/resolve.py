@@ -10,8 +10,6 @@ from trace_audit.config.overrides import flat, override
 from trace_audit.errors import ConfigError
 
 _ONLY_VALUE: Mapping[str, object] = {
-    "engine.path": "decode",
-    "engine.prefill_chunk": 0,
     "engine.batch_order_seed": 0,
     "engine.quantization": "none",
     "engine.moe_backend": "auto",
@@ -50,6 +48,7 @@ def resolve(config: RunConfig, *, hardware: Hardware, max_sequence_len: int) -> 
         ConfigError: this machine or these lengths cannot honour the configuration.
     """
     _check_built(config)
+    _check_path(config)
     engine = config.engine
     device = engine.device
     if device == "auto":
@@ -85,6 +84,28 @@ def _check_built(config: RunConfig) -> None:
             raise ConfigError(
                 f"{key} = {given[key]!r} is not built yet", hint=f"leave it at {value!r}"
             )
+
+
+def _check_path(config: RunConfig) -> None:
+    engine = config.engine
+    if engine.path == "decode":
+        if engine.prefill_chunk:
+            raise ConfigError(
+                f'prefill_chunk = {engine.prefill_chunk} has no effect with path = "decode"',
+                hint='use path = "prefill"; max_num_batched_tokens cuts the prompts of "decode"',
+            )
+        return
+    if not engine.enable_trace_replay:
+        raise ConfigError(
+            'path = "prefill" scores traces, and enable_trace_replay = false refuses them',
+            hint="leave enable_trace_replay at true",
+        )
+    if config.speculative.method != "none":
+        raise ConfigError(
+            f"speculative.method = {config.speculative.method!r} drafts tokens of decode steps, "
+            'and path = "prefill" has none',
+            hint='use speculative.method = "none", or path = "decode"',
+        )
 
 
 def _attention_backend(engine: EngineConfig, device: str) -> str:
@@ -153,7 +174,7 @@ def _check_machine(engine: EngineConfig, device: str, hardware: Hardware) -> Non
 
 
 def _check_sizes(engine: EngineConfig, max_sequence_len: int) -> None:
-    if engine.max_num_batched_tokens < engine.max_num_seqs:
+    if engine.path == "decode" and engine.max_num_batched_tokens < engine.max_num_seqs:
         raise ConfigError(
             f"max_num_batched_tokens = {engine.max_num_batched_tokens} is less than "
             f"max_num_seqs = {engine.max_num_seqs}, so a full decode batch would not fit",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,9 +16,12 @@ from trace_audit.attention.sdpa import SdpaAttention
 from trace_audit.attention.triton import TritonAttention
 from trace_audit.config import EngineConfig
 from trace_audit.config.kv_formats import KV_FORMATS
+from trace_audit.engine.block_pool import BlockPool
 from trace_audit.engine.engine import Engine
 from trace_audit.engine.input_processor import InputProcessor
 from trace_audit.engine.model_runner import ModelRunner, kv_block_bytes
+from trace_audit.engine.prefill_path import PrefillRunner, PrefillScheduler
+from trace_audit.engine.scheduler import Scheduler, SchedulerHooks
 from trace_audit.engine.trace_replay import ApplyTrace
 from trace_audit.errors import ConfigError
 from trace_audit.kernels import kv_cache, reference, token_stats
@@ -80,12 +85,12 @@ def build_engine(
     # Interpreted kernels cost time, the vocabulary-wide ones far too much: only on request.
     interpreted = device.type == "cpu" and config.attention_backend != "triton"
     use_reference = interpreted or not can_run_triton(device)
-    runner = ModelRunner(
+    runner = _runner(config, use_reference)(
         loaded=loaded,
         world=world,
         backend=backend,
         statistics_kernels=reference if use_reference else token_stats,
-        max_num_reqs=config.max_num_seqs,
+        max_num_reqs=config.num_slots,
         max_model_len=config.max_model_len,
         kv_cache=KVCache(
             loaded.layers,
@@ -97,25 +102,16 @@ def build_engine(
             write_quantized=(reference if use_reference else kv_cache).write_quantized,
         ),
         block_size=config.block_size,
-        apply_trace=_overwrite(config, use_reference),
-        num_decode_rows=config.max_num_seqs if config.fixed_batch else 0,
     )
-    engine = Engine(
-        runner=runner,
-        world=world,
-        num_blocks=num_blocks,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        swap=config.preemption == "swap",
-        fixed_batch=config.fixed_batch,
-    )
+    scheduler = _scheduler(config, runner, BlockPool(num_blocks, config.block_size))
     return BuiltEngine(
-        engine=engine,
+        engine=Engine(runner=runner, world=world, scheduler=scheduler),
         input_processor=InputProcessor(
             vocabulary_size=loaded.vocabulary_size,
             max_model_len=config.max_model_len,
             eos_token_ids=loaded.eos_token_ids,
             enable_trace_replay=config.enable_trace_replay,
+            traces_only=config.path == "prefill",
         ),
         num_kv_blocks=num_blocks,
         backends={
@@ -125,9 +121,34 @@ def build_engine(
             "linear": loaded.linear,
             "weights": loaded.weights,
             "transport": world.transport,
-            "trace_replay": "reference" if use_reference else kernel_mode(device),
+            "trace_replay": _overwrites(config, device, use_reference),
             "token_statistics": "reference" if use_reference else kernel_mode(device),
         },
+    )
+
+
+def _runner(config: EngineConfig, use_reference: bool) -> Callable[..., ModelRunner]:
+    if config.path == "prefill":
+        return PrefillRunner
+    return partial(
+        ModelRunner,
+        apply_trace=_overwrite(config, use_reference),
+        num_decode_rows=config.max_num_seqs if config.fixed_batch else 0,
+    )
+
+
+def _scheduler(
+    config: EngineConfig, hooks: SchedulerHooks, pool: BlockPool
+) -> Scheduler | PrefillScheduler:
+    if config.path == "prefill":
+        return PrefillScheduler(pool=pool, chunk_size=config.prefill_chunk, hooks=hooks)
+    return Scheduler(
+        pool=pool,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        swap=config.preemption == "swap",
+        hooks=hooks,
+        fixed_batch=config.fixed_batch,
     )
 
 
@@ -136,6 +157,13 @@ def _overwrite(config: EngineConfig, use_reference: bool) -> ApplyTrace | None:
         return None
     # Interpreted, the kernel is as exact and costs a CPU 3 % of a decode step.
     return reference.apply_trace_tokens if use_reference else apply_trace_tokens
+
+
+def _overwrites(config: EngineConfig, device: torch.device, use_reference: bool) -> str:
+    """What the overwrite runs as, for run.json."""
+    if config.path == "prefill":
+        return "none"  # the trace's tokens are inputs of the pass
+    return "reference" if use_reference else kernel_mode(device)
 
 
 def _check_fixed_batch(loaded: LoadedModel) -> None:
@@ -192,7 +220,7 @@ def _num_blocks(config: EngineConfig, block_bytes: int, device: torch.device, wo
             f"{config.max_model_len} tokens needs {per_sequence}",
             hint="use shorter sequences or a smaller kv_cache_dtype, or free some memory",
         )
-    return config.num_kv_blocks or min(config.max_num_seqs * per_sequence, fitting)
+    return config.num_kv_blocks or min(config.num_slots * per_sequence, fitting)
 
 
 def _num_sharing(world: World) -> int:

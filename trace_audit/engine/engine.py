@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from trace_audit.engine.block_pool import BlockPool
 from trace_audit.engine.model_runner import ModelRunner, StepOutput
 from trace_audit.engine.outputs import OutputBuffer
+from trace_audit.engine.prefill_path import PrefillScheduler
 from trace_audit.engine.request import Request, RequestOutput
 from trace_audit.engine.scheduler import Counters, Scheduler
 from trace_audit.errors import RequestError, RunFailedError
@@ -26,8 +26,7 @@ class Engine:
     Args:
         runner: the model and all device state.
         world: this rank's place.
-        num_blocks: KV blocks, the same on every rank.
-        max_num_seqs, max_num_batched_tokens, swap, fixed_batch: see `Scheduler`.
+        scheduler: who gets how many tokens, the same on every rank.
     """
 
     def __init__(
@@ -35,23 +34,11 @@ class Engine:
         *,
         runner: ModelRunner,
         world: World,
-        num_blocks: int,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        swap: bool,
-        fixed_batch: bool = False,
+        scheduler: Scheduler | PrefillScheduler,
     ) -> None:
         self._runner = runner
         self._world = world
-        self._num_blocks = num_blocks
-        self._scheduler = Scheduler(
-            pool=BlockPool(num_blocks, runner.block_size),
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            swap=swap,
-            hooks=runner,
-            fixed_batch=fixed_batch,
-        )
+        self._scheduler = scheduler
         self._outputs = OutputBuffer()
 
     @property
@@ -107,8 +94,10 @@ class Engine:
     def step(self) -> int:
         """One launch; returns the tokens it committed."""
         scheduled = self._scheduler.schedule()
-        output = self._runner.execute(scheduled)
-        return self._commit(output)
+        committed = sum(self._commit(output) for output in self._runner.execute(scheduled))
+        for part in scheduled:
+            part.request.num_computed_tokens += part.num_tokens
+        return committed
 
     def _collect(self, requests: Sequence[Request]) -> list[RequestOutput]:
         """The outputs, brought from the rank that samples to rank 0."""
@@ -118,13 +107,10 @@ class Engine:
         return outputs
 
     def _commit(self, output: StepOutput) -> int:
-        batch = output.batch
         self._outputs.add(output)
         tokens = self._committed_tokens(output)
-        for scheduled in batch.scheduled:
-            scheduled.request.num_computed_tokens += scheduled.num_tokens
         for index, token in zip(output.committed, tokens, strict=True):
-            request = batch.rows[index].request
+            request = output.batch.rows[index].request
             request.commit(token)
             if request.finish_reason is not None:
                 self._scheduler.finish(request)
@@ -147,14 +133,14 @@ class Engine:
     def _check(self, requests: Sequence[Request]) -> None:
         if len({r.request_id for r in requests}) != len(requests):
             raise RequestError("two requests have the same id", hint="ids must be unique")
-        block_size = self._runner.block_size
+        pool = self._scheduler.pool
         for request in requests:
             longest = request.prompt_len + request.params.max_tokens
-            needed = -(-longest // block_size)
-            if needed > self._num_blocks:
+            needed = pool.num_missing([], longest)
+            if needed > pool.num_blocks:
                 raise RequestError(
                     f"request {request.request_id} needs {needed} KV blocks for {longest} tokens, "
-                    f"and the cache has num_kv_blocks={self._num_blocks}",
+                    f"and the cache has num_kv_blocks={pool.num_blocks}",
                     hint=f"set num_kv_blocks to {needed} or more",
                 )
 

@@ -21,6 +21,7 @@ class InputProcessor:
         max_model_len: most tokens of a sequence, prompt and outputs together.
         eos_token_ids: the model's end-of-sequence ids.
         enable_trace_replay: whether requests may carry a trace.
+        traces_only: whether they must.
     """
 
     def __init__(
@@ -30,11 +31,13 @@ class InputProcessor:
         max_model_len: int,
         eos_token_ids: frozenset[int],
         enable_trace_replay: bool,
+        traces_only: bool = False,
     ) -> None:
         self.vocabulary_size = vocabulary_size
         self.max_model_len = max_model_len
         self.eos_token_ids = eos_token_ids
         self.enable_trace_replay = enable_trace_replay
+        self.traces_only = traces_only
 
     def process(
         self,
@@ -56,6 +59,11 @@ class InputProcessor:
         if params.trace_decode_token_ids is not None:
             params = self._normalize_trace(params, prompt_len=len(prompt))
             stop_checker = None
+        elif self.traces_only:
+            raise RequestError(
+                'path = "prefill" scores tokens that are given, and trace_decode_token_ids is not',
+                hint='generate with path = "decode"',
+            )
         elif len(prompt) + params.max_tokens > self.max_model_len:
             raise RequestError(
                 f"a prompt of {len(prompt)} tokens and max_tokens={params.max_tokens} exceed "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,10 +24,10 @@ from trace_audit.parallel.world import World
 
 @dataclass(frozen=True, kw_only=True)
 class StepOutput:
-    """What a launch left on the device.
+    """What a launch, or a block of its rows, left on the device.
 
     Attributes:
-        batch: the launch.
+        batch: the launch, or a block of its rows, B of them.
         tokens: int64 [B], sampled or overwritten; padding has some too.
         statistics: of all B rows; None on a rank that does not sample.
         committed: rows whose token counts, in order.
@@ -58,6 +58,7 @@ class ModelRunner:
         block_size: tokens of its blocks.
         apply_trace: the overwrite; None: no state for traces exists.
         num_decode_rows: rows that a decode launch is padded to; 0: none is padded.
+        feeds_traces: whether traces are inputs, so that every rank's rows hold them.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class ModelRunner:
         block_size: int,
         apply_trace: ApplyTrace | None,
         num_decode_rows: int = 0,
+        feeds_traces: bool = False,
     ) -> None:
         self.device = next(loaded.model.parameters()).device
         self.block_size = block_size
@@ -87,7 +89,10 @@ class ModelRunner:
             else None
         )
         self.request_state = RequestState(
-            max_num_reqs, max_model_len, self.device, holds_traces=self.trace_replay is not None
+            max_num_reqs,
+            max_model_len,
+            self.device,
+            holds_traces=feeds_traces or self.trace_replay is not None,
         )
         self._sampler = (
             Sampler(
@@ -101,8 +106,8 @@ class ModelRunner:
         )
         self._swapped: dict[str, list[torch.Tensor]] = {}
 
-    def execute(self, scheduled: Sequence[ScheduledRequest]) -> StepOutput:
-        """Run one launch; nothing here waits for the device."""
+    def execute(self, scheduled: Sequence[ScheduledRequest]) -> Iterator[StepOutput]:
+        """Run one launch, whose rows come in one block; nothing here waits for the device."""
         self._apply_staged_writes()
         batch = build_batch(
             scheduled,
@@ -124,7 +129,7 @@ class ModelRunner:
         rows = to_device(np.array(committed, dtype=np.int64), self.device)
         offsets = to_device(_offsets(batch, committed), self.device)
         self.request_state.append_tokens(batch.idx_mapping.long()[rows], offsets, tokens[rows])
-        return StepOutput(
+        yield StepOutput(
             batch=batch,
             tokens=tokens,
             statistics=statistics,

@@ -95,6 +95,8 @@ class Sampler:
         inputs: SamplingInputs,
         idx_mapping: torch.Tensor,
         state: RequestState,
+        *,
+        forced: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, TokenStatistics]:
         """One step's tokens and their statistics.
 
@@ -103,12 +105,13 @@ class Sampler:
             inputs: the rows' parameters.
             idx_mapping: int32 [B], batch row -> request slot.
             state: the request rows.
+            forced: int64 [B], tokens to score; None: they are sampled.
 
         Returns:
             int64 [B] tokens, the trace's where a row replays one; the statistics of those tokens.
         """
         partials = self._kernels.vocabulary_partials(logits, self._multipliers)
-        sampled = self._sample(logits, partials, inputs)
+        sampled = self._sample(logits, partials, inputs) if forced is None else forced
         if self._trace_replay is not None:
             self._trace_replay.apply_trace(sampled, idx_mapping, state)
         return sampled, self._score(logits, partials, sampled, inputs)
