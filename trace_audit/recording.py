@@ -101,7 +101,15 @@ def record(job: RecordJob, emit: Emit, rendezvous: Rendezvous | None = None) -> 
             resumed = len(writer.finished_shards)
             emit(Stage("recording"))
             indices = range(len(requests))
-            run_shards(opened.built, writer, shards, indices, requests.__getitem__, emit)
+            run_shards(
+                opened.built,
+                writer,
+                shards,
+                indices,
+                requests.__getitem__,
+                emit,
+                batch_order_seed=setup.config.engine.batch_order_seed,
+            )
             emit(Stage("writing"))
             check = _check(opened, writer, requests[0])
             _add_imported(writer, sequences, info)

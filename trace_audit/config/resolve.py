@@ -13,7 +13,6 @@ _ONLY_VALUE: Mapping[str, object] = {
     "engine.path": "decode",
     "engine.prefill_chunk": 0,
     "engine.fixed_batch": False,
-    "engine.batch_order_seed": 0,
     "engine.kv_cache_dtype": "auto",
     "engine.quantization": "none",
     "engine.moe_backend": "auto",

@@ -38,6 +38,7 @@ BEFORE_THE_KEY: Mapping[str, object] = {
     "parallel.reduction_dtype": "model",
     "parallel.timeout_seconds": 300,
 }
+BATCH_ORDER = "engine.batch_order_seed"
 _RANKS = ("parallel.tensor_parallel_size", "parallel.pipeline_parallel_size")
 # What decides a key that is left at "auto" or 0.
 _DECIDED_BY: Mapping[str, tuple[str, ...]] = {
@@ -202,15 +203,18 @@ def why_no_repeat(first: Mapping[str, Any], other: Mapping[str, Any], kind: str)
     Args:
         first: run.json of the run it says it repeats.
         other: Its own run.json.
-        kind: ``rerun`` or ``batch``; the latter is scheduled otherwise on purpose.
+        kind: ``rerun`` or ``batch``; the latter has another batch order on purpose.
     """
     runs = [run_identity("", info) for info in (first, other)]
     if runs[0].model_fingerprint != runs[1].model_fingerprint:
         return "it is another checkpoint"
     if runs[0].environment_fingerprint != runs[1].environment_fingerprint:
         return "its environment differs"
-    if kind == "rerun" and (changed := differences(runs[0].resolved, runs[1].resolved)):
-        return f"its configuration differs ({', '.join(d.key for d in changed)})"
+    changed = [d.key for d in differences(runs[0].resolved, runs[1].resolved)]
+    if kind == "batch":
+        changed = [key for key in changed if key != BATCH_ORDER]
+    if changed:
+        return f"its configuration differs ({', '.join(changed)})"
     return None
 
 

@@ -19,6 +19,7 @@ from trace_audit.diff.summary import (
     TokenDiff,
     TraceIdentity,
 )
+from trace_audit.report.batch_axis import batch_axis_line
 from trace_audit.report.fault import equality_words, expectation_lines, fault_words
 from trace_audit.report.format import (
     count,
@@ -167,8 +168,8 @@ def scope_lines(pair: PairSummary) -> list[str]:
     power = [_power(pair.metric(name)) for name in ("abs.mean", "kl.mean")]
     if any(power):
         lines.append(f"Smallest change seen with 80 % power: {', '.join(filter(None, power))}.")
-    referee = referee_line(pair)
-    return [*lines, *floor_lines(pair), *([] if referee is None else [referee])]
+    told = (batch_axis_line(pair), referee_line(pair))
+    return [*lines, *floor_lines(pair), *(line for line in told if line is not None)]
 
 
 def sections(pair: PairSummary) -> list[tuple[str, list[Metric]]]:
