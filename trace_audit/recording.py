@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from trace_audit.config import distribution_of
 from trace_audit.engine.build import BuiltEngine
 from trace_audit.engine.request import Request
 from trace_audit.engine.sampling_params import SamplingParams
@@ -267,6 +268,8 @@ def _check(opened: OpenEngine, writer: RecordWriter, first: Request) -> dict[str
     """Score the first sequence with transformers itself, from the rows that were kept."""
     if opened.world.is_split:
         return {"skipped": "the model is split over ranks"}
+    if not distribution_of(opened.config.scoring).is_raw:
+        return {"skipped": "the logprobs are of processed logits"}
     table = writer.read_shard(0).table
     rows = table.filter(np.asarray(table["sequence_index"]) == 0)
     return check_model(

@@ -11,7 +11,7 @@ from trace_audit.batch_order import batch_order
 from trace_audit.engine.build import BuiltEngine
 from trace_audit.engine.request import Request, RequestOutput
 from trace_audit.jobs import Event, Progress
-from trace_audit.run_tables import num_nonfinite_rows, shard_table
+from trace_audit.run_tables import num_impossible_tokens, num_nonfinite_rows, shard_table
 from trace_audit.storage.shards import ShardWriter
 
 Emit = Callable[[Event], None]
@@ -112,4 +112,5 @@ def _counters(
         "draft_tokens": 0,
         "accepted_draft_tokens": 0,
         "nonfinite_rows": num_nonfinite_rows(outputs),
+        "impossible_tokens": num_impossible_tokens(outputs),
     }

@@ -52,7 +52,8 @@ if TYPE_CHECKING:
     "repeat_kinds",
     type=click.Choice(["rerun", "batch"]),
     multiple=True,
-    help="What repeats are: the same again, or in another batch order; repeatable.  "
+    metavar="KIND",
+    help="What repeats change: rerun (nothing) or batch (the batch order); repeatable.  "
     "[default: rerun]",
 )
 @click.option("--only", multiple=True, metavar="ID", help="Replay this sequence; repeatable.")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from trace_audit.config.model import EngineConfig, ParallelConfig, RunConfig
 from trace_audit.config.overrides import flat, override
+from trace_audit.config.scoring import check_scoring
 from trace_audit.errors import ConfigError
 
 _ONLY_VALUE: Mapping[str, object] = {
@@ -17,7 +18,6 @@ _ONLY_VALUE: Mapping[str, object] = {
     "engine.quantization": "none",
     "engine.moe_backend": "auto",
     "engine.compile": False,
-    "scoring.mode": "raw",
     "speculative.method": "none",
 }
 
@@ -51,6 +51,7 @@ def resolve(config: RunConfig, *, hardware: Hardware, max_sequence_len: int) -> 
         ConfigError: this machine or these lengths cannot honour the configuration.
     """
     _check_built(config)
+    check_scoring(config.scoring)
     engine = config.engine
     device = engine.device
     if device == "auto":

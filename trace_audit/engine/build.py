@@ -11,7 +11,7 @@ from trace_audit.attention.base import AttentionBackend
 from trace_audit.attention.eager import EagerAttention
 from trace_audit.attention.sdpa import SdpaAttention
 from trace_audit.attention.triton import TritonAttention
-from trace_audit.config import EngineConfig
+from trace_audit.config import Distribution, EngineConfig
 from trace_audit.engine.engine import Engine
 from trace_audit.engine.input_processor import InputProcessor
 from trace_audit.engine.model_runner import ModelRunner, kv_block_bytes
@@ -44,7 +44,11 @@ class BuiltEngine:
 
 
 def build_engine(
-    loaded: LoadedModel, config: EngineConfig, world: World | None = None
+    loaded: LoadedModel,
+    config: EngineConfig,
+    world: World | None = None,
+    *,
+    scored: Distribution | None = None,
 ) -> BuiltEngine:
     """Build an engine; where there are ranks, every one of them at the same time.
 
@@ -52,6 +56,7 @@ def build_engine(
         loaded: the model, or this rank's share of it.
         config: resolved: no "auto", no 0 but `num_kv_blocks`.
         world: this rank's place; None: there are no ranks.
+        scored: what statistics are of; None: the logits as they are.
 
     Raises:
         ConfigError: the model or the machine cannot honour the configuration.
@@ -74,6 +79,7 @@ def build_engine(
         num_blocks=num_blocks,
         block_size=config.block_size,
         apply_trace=_overwrite(config, use_reference),
+        scored=scored or Distribution(),
     )
     engine = Engine(
         runner=runner,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from trace_audit.attention.base import AttentionBackend, KVCache, LayerSpec
+from trace_audit.config import Distribution
 from trace_audit.engine.batch import Batch, build_batch
 from trace_audit.engine.request import Request
 from trace_audit.engine.request_state import RequestState
@@ -49,6 +50,7 @@ class ModelRunner:
         max_model_len: longest sequence.
         num_blocks, block_size: the KV cache.
         apply_trace: the overwrite; None: no state for traces exists.
+        scored: what statistics are of.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class ModelRunner:
         num_blocks: int,
         block_size: int,
         apply_trace: ApplyTrace | None,
+        scored: Distribution,
     ) -> None:
         parameter = next(loaded.model.parameters())
         self.device = parameter.device
@@ -91,6 +94,7 @@ class ModelRunner:
                 device=self.device,
                 kernels=statistics_kernels,
                 trace_replay=self.trace_replay,
+                scored=scored,
             )
             if world.samples
             else None
