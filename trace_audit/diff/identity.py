@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trace_audit.diff.flips import MANTISSA_BITS
+from trace_audit.diff.scoring import check_same, distribution, why_not_gated, words
 from trace_audit.diff.summary import Difference, RunIdentity
 from trace_audit.errors import InvalidComparisonError
 
@@ -60,6 +61,7 @@ _NO_EFFECT_AT_1: Mapping[str, tuple[str, ...]] = {
 def run_identity(name: str, info: Mapping[str, Any]) -> RunIdentity:
     """Reads the parts of run.json that a report shows; what it lacks is None or empty."""
     timing = info.get("timing") or {}
+    resolved = flat(info.get("resolved_config") or {})
     subset = info.get("subset")
     return RunIdentity(
         name=name,
@@ -68,11 +70,12 @@ def run_identity(name: str, info: Mapping[str, Any]) -> RunIdentity:
         environment_fingerprint=info.get("environment_fingerprint"),
         environment=flat(info.get("environment") or {}),
         requested=flat(info.get("requested_config") or {}),
-        resolved=flat(info.get("resolved_config") or {}),
+        resolved=resolved,
         backends={k: str(v) for k, v in flat(info.get("backends") or {}).items()},
         subset=None if not subset else tuple(str(sequence) for sequence in subset),
         engine_seconds=timing.get("engine_seconds"),
         tokens_per_second=timing.get("tokens_per_second"),
+        distribution=distribution(info, resolved),
     )
 
 
@@ -165,7 +168,7 @@ def logit_dtype(identity: RunIdentity) -> str | None:
 
 
 def check_comparable(baseline: Mapping[str, Any], candidate: Mapping[str, Any], name: str) -> None:
-    """Refuses another vocabulary, other kind of logprobs, and an attention that fell back.
+    """Refuses another vocabulary, logprobs of something else, and an attention that fell back.
 
     Args:
         baseline: The baseline's run.json.
@@ -181,13 +184,14 @@ def check_comparable(baseline: Mapping[str, Any], candidate: Mapping[str, Any], 
             f"Run {name!r} has a vocabulary of {sizes[1]} ids, the baseline one of {sizes[0]}.",
             hint="Replay a model of the same vocabulary.",
         )
+    identity = run_identity(name, candidate)
+    check_same(run_identity("", baseline), identity)
     kinds = [info.get("logprobs") for info in (baseline, candidate)]
     if None not in kinds and kinds[0] != kinds[1]:
         raise InvalidComparisonError(
             f"Run {name!r} has {kinds[1]} logprobs, the baseline has {kinds[0]} ones.",
             hint="A temperature or top-p on one side only is no difference of numerics.",
         )
-    identity = run_identity(name, candidate)
     asked = identity.resolved.get("engine.attention_backend")
     ran = identity.backends.get("attention")
     if isinstance(asked, str) and asked != "auto" and ran is not None and ran != asked:
@@ -226,6 +230,9 @@ def why_no_excess(
         return "the audit has no record run"
     if baseline.name == record.name:
         return f"the baseline is {record.name} itself; name a --baseline of the candidate's dtype"
+    if record.distribution != baseline.distribution:
+        scored = [words(run) for run in (record, baseline)]
+        return f"the record has {scored[0]} logprobs and {baseline.name} has {scored[1]} ones"
     dtypes = [run.resolved.get("engine.dtype") for run in (record, baseline, candidate)]
     if dtypes[0] != "float32":
         return f"it needs a float32 record, and this one is {dtypes[0] or 'of unknown dtype'}"
@@ -255,6 +262,9 @@ def warnings(
     models = (baseline.model_fingerprint, candidate.model_fingerprint)
     if None not in models and models[0] != models[1]:
         found.append("the candidate is another checkpoint than the baseline")
+    reason = why_not_gated(baseline, candidate)
+    if reason is not None:
+        found.append(f"{reason}, so the two are reported and cannot be gated")
     for run in (baseline, candidate):
         if run.subset is not None:
             found.append(f"{run.name} is a subset of {len(run.subset)} sequences")

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from trace_audit.config.scoring import RAW
+from trace_audit.diff.scoring import words
 from trace_audit.diff.summary import (
     Difference,
     Metric,
@@ -130,6 +132,8 @@ def identity_rows(pair: PairSummary) -> list[IdentityRow]:
             fingerprint(b.environment_fingerprint),
         ),
     ]
+    if not all(run.distribution == RAW for run in (a, b)):
+        rows.append(_row("logprobs", words(a), words(b)))
     for part in sorted(a.backends.keys() | b.backends.keys()):
         ran = [run.backends.get(part) for run in (a, b)]
         if part in _ALWAYS_SHOWN or ran[0] != ran[1]:
