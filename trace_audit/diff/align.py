@@ -28,7 +28,7 @@ class RunRows:
         columns: The run's statistics in its own row order.
         logit_dtype: dtype of the logits ("float32", "bfloat16", "float16"), where known.
         subset: Sequence ids of a run restricted on purpose; None if it is whole.
-        distribution: What the logprobs are of, where known.
+        distribution: What its logprobs are of, where known.
     """
 
     name: str
@@ -50,7 +50,6 @@ class AlignedPair:
         candidate: The candidate's statistics, all [N, ...].
         record: The record run's statistics: the support was drawn from it.
         unscored: Tokens of the compared sequences that the score mask leaves out.
-        distribution: What the baseline's logprobs are of.
     """
 
     trace: TraceIndex
@@ -71,8 +70,9 @@ class AlignedPair:
 
     @cached_property
     def delta(self) -> FloatArray:
-        """Candidate minus baseline logprob, nats; non-finite where the candidate is."""
-        return self.candidate.logprob - self.baseline.logprob
+        """Candidate minus baseline logprob, nats; non-finite where a side is."""
+        with np.errstate(invalid="ignore"):  # -inf on both sides
+            return self.candidate.logprob - self.baseline.logprob
 
     @cached_property
     def finite(self) -> NDArray[np.bool_]:

@@ -15,6 +15,7 @@ from trace_audit.diff.expected import checked, expectation
 from trace_audit.diff.flips import TopChanges, top_changes
 from trace_audit.diff.floor import FloorBook, MeasuredFloor, gap_change_floor, with_floors
 from trace_audit.diff.gate import judge
+from trace_audit.diff.hints import hints
 from trace_audit.diff.kl import KLTerms
 from trace_audit.diff.kl_metrics import kl_coverage, pair_kl
 from trace_audit.diff.metrics import MetricTable, lost_rows, unequal_rows
@@ -199,7 +200,7 @@ def _pair_summary(
         candidate=candidate,
         config_differences=config,
         environment_differences=environment,
-        warnings=identity.warnings(baseline, candidate, config, environment),
+        warnings=(*identity.warnings(baseline, candidate, config, environment), *hints(pair)),
         sequences=len(np.unique(pair.sequence)),
         groups=len(pair.group_ids),
         tokens=len(pair),
