@@ -13,6 +13,9 @@ from typing import Any, Literal, TypeAlias
 from trace_audit.config import RunConfig
 from trace_audit.errors import TraceAuditError
 
+RepeatKind: TypeAlias = Literal["rerun", "batch"]
+"""The same schedule in another process; another order and other neighbours."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RecordJob:
@@ -57,6 +60,7 @@ class ReplayJob:
         model_path: where the recorded model is now, None for where it was.
         only: ids of the sequences to replay, empty for all.
         repeat_of: the run that this one repeats to measure a noise floor.
+        repeat_kind: how it repeats it; no matter where it repeats none.
         force: replace a run of this name.
     """
 
@@ -68,6 +72,7 @@ class ReplayJob:
     only: tuple[str, ...]
     repeat_of: str | None
     force: bool
+    repeat_kind: RepeatKind = "rerun"
 
 
 Job: TypeAlias = RecordJob | ReplayJob

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from trace_audit.config import RunConfig
+from trace_audit.config import RunConfig, distribution_of
 from trace_audit.engine.build import BuiltEngine, build_engine
 from trace_audit.environment import environment_fingerprint
 from trace_audit.jobs import Rendezvous
@@ -132,7 +132,7 @@ def _open(config: RunConfig, directory: Path, world: World) -> OpenEngine:
         device=_device(config),
         lm_head_dtype=torch_dtype(config.engine.lm_head_dtype),
     )
-    built = build_engine(loaded, config.engine, world)
+    built = build_engine(loaded, config.engine, world, scored=distribution_of(config.scoring))
     seconds = time.perf_counter() - started
     return OpenEngine(loaded=loaded, built=built, config=config, world=world, load_seconds=seconds)
 

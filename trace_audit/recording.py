@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from trace_audit.config import distribution_of
 from trace_audit.engine.build import BuiltEngine
 from trace_audit.engine.request import Request
 from trace_audit.engine.sampling_params import SamplingParams
 from trace_audit.errors import InputError, RequestError
+from trace_audit.importing import add_imported, import_messages
 from trace_audit.jobs import Message, RecordJob, Rendezvous, Stage
 from trace_audit.model_check import check_model
 from trace_audit.models.loader import LoadedModel
@@ -22,8 +24,7 @@ from trace_audit.run_info import run_info, run_result
 from trace_audit.run_setup import ModelSource, digest, find_model, numeric_config, prepare
 from trace_audit.shard_loop import Emit, run_shards
 from trace_audit.storage.fingerprint import file_sha256, model_fingerprint, tokenizer_fingerprint
-from trace_audit.storage.imported import ImportedSequence, imported_tokens
-from trace_audit.storage.prompts import PromptEntry, import_warnings, read_prompts
+from trace_audit.storage.prompts import PromptEntry, read_prompts
 from trace_audit.storage.record_writer import (
     RecordInfo,
     RecordWriter,
@@ -70,8 +71,8 @@ def record(job: RecordJob, emit: Emit, rendezvous: Rendezvous | None = None) -> 
     started = time.perf_counter()
     check_record_target(job.output, job.force)
     entries = read_prompts(job.prompts_path)
-    for warning in import_warnings(entries):
-        emit(Message(warning))
+    for message in import_messages(entries):
+        emit(Message(message))
     emit(Stage("preparing the model"))
     source = find_model(job.model)
     tokenizer = _tokenizer_for(entries, job, source)
@@ -101,10 +102,25 @@ def record(job: RecordJob, emit: Emit, rendezvous: Rendezvous | None = None) -> 
             resumed = len(writer.finished_shards)
             emit(Stage("recording"))
             indices = range(len(requests))
-            run_shards(opened.built, writer, shards, indices, requests.__getitem__, emit)
+            run_shards(
+                opened.built,
+                writer,
+                shards,
+                indices,
+                requests.__getitem__,
+                emit,
+                batch_order_seed=setup.config.engine.batch_order_seed,
+            )
             emit(Stage("writing"))
             check = _check(opened, writer, requests[0])
-            _add_imported(writer, sequences, info)
+            warning = add_imported(
+                writer,
+                entries,
+                [len(s.prompt_token_ids) for s in sequences],
+                vocabulary_size=info.vocabulary_size,
+            )
+            if warning is not None:
+                emit(Message(warning))
             token_bytes, special = _vocabulary(tokenizer, opened.loaded.vocabulary_size)
             written = run_info(
                 requested=job.config,
@@ -259,6 +275,8 @@ def _check(opened: OpenEngine, writer: RecordWriter, first: Request) -> dict[str
     """Score the first sequence with transformers itself, from the rows that were kept."""
     if opened.world.is_split:
         return {"skipped": "the model is split over ranks"}
+    if not distribution_of(opened.config.scoring).is_raw:
+        return {"skipped": "the logprobs are of processed logits"}
     table = writer.read_shard(0).table
     rows = table.filter(np.asarray(table["sequence_index"]) == 0)
     return check_model(
@@ -266,33 +284,6 @@ def _check(opened: OpenEngine, writer: RecordWriter, first: Request) -> dict[str
         first.prompt_token_ids,
         rows["token_id"].to_pylist(),
         rows["logprob"].to_numpy(),
-    )
-
-
-def _add_imported(writer: RecordWriter, sequences: Sequence[_Sequence], info: RecordInfo) -> None:
-    """Logprobs that came with imported tokens become a run of their own."""
-    given = [
-        ImportedSequence(
-            sequence_index=index,
-            sequence_id=sequence.entry.sequence_id,
-            prompt_length=len(sequence.prompt_token_ids),
-            token_ids=sequence.entry.output_token_ids,
-            logprobs=sequence.entry.logprobs,
-        )
-        for index, sequence in enumerate(sequences)
-        if sequence.entry.output_token_ids is not None and sequence.entry.logprobs is not None
-    ]
-    if not given:
-        return
-    partial = len(given) < len(sequences)
-    writer.add_imported_run(
-        imported_tokens(given),
-        {
-            "model": None,
-            "vocabulary_size": info.vocabulary_size,
-            "capabilities": {"logprob": "exact"},
-            "subset": [s.sequence_id for s in given] if partial else None,
-        },
     )
 
 

@@ -63,7 +63,15 @@ def replay(job: ReplayJob, emit: Emit, rendezvous: Rendezvous | None = None) -> 
         _check_vocabulary(opened.loaded.vocabulary_size, audit)
         resumed = len(writer.finished_shards)
         emit(Stage("replaying"))
-        run_shards(opened.built, writer, shards, chosen, _request_maker(opened.built, trace), emit)
+        run_shards(
+            opened.built,
+            writer,
+            shards,
+            chosen,
+            _request_maker(opened.built, trace),
+            emit,
+            batch_order_seed=setup.config.engine.batch_order_seed,
+        )
         info = run_info(
             requested=job.config,
             setup=setup,
@@ -74,7 +82,7 @@ def replay(job: ReplayJob, emit: Emit, rendezvous: Rendezvous | None = None) -> 
             started=started,
             resumed_shards=resumed,
         )
-        repeat_kind = None if job.repeat_of is None else "rerun"
+        repeat_kind = None if job.repeat_of is None else job.repeat_kind
         path = writer.finish(
             info | {"subset": subset, "repeat_of": job.repeat_of, "repeat_kind": repeat_kind}
         )

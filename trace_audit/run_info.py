@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trace_audit.config import RunConfig
+from trace_audit.config import RunConfig, distribution_of
 from trace_audit.ranks import OpenEngine
 from trace_audit.run_setup import Setup, digest
 from trace_audit.storage.shards import ShardWriter
@@ -37,6 +37,7 @@ def run_info(
     """
     seconds = writer.engine_seconds
     ranks = opened.finish()
+    scored = distribution_of(setup.config.scoring).within(opened.loaded.vocabulary_size)
     return {
         "model": model,
         "model_fingerprint": model_fingerprint,
@@ -48,7 +49,7 @@ def run_info(
         "backends": opened.built.backends,
         "ranks": ranks,
         "num_kv_blocks": opened.built.num_kv_blocks,
-        "logprobs": "raw",  # of the untouched logits, at temperature 1
+        "logprobs": "raw" if scored.is_raw else "processed",
         "capabilities": {"statistics": "exact"},
         "resumed_shards": resumed_shards,
         "timing": {

@@ -31,6 +31,11 @@ def num_nonfinite_rows(outputs: Sequence[RequestOutput]) -> int:
     return sum(int((~np.isfinite(o.logsumexp)).sum()) for o in outputs)
 
 
+def num_impossible_tokens(outputs: Sequence[RequestOutput]) -> int:
+    """Tokens of probability 0: a filter left them out, or their logit is -inf."""
+    return sum(int((np.isneginf(o.logprob) & np.isfinite(o.logsumexp)).sum()) for o in outputs)
+
+
 def _sequence_table(output: RequestOutput, index: int) -> pa.Table:
     count = len(output.token_ids)
     # A row without a finite normalizer has no rank; its NaNs are stored as they are.

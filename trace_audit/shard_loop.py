@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from trace_audit.batch_order import batch_order
 from trace_audit.engine.build import BuiltEngine
 from trace_audit.engine.request import Request, RequestOutput
 from trace_audit.jobs import Event, Progress
-from trace_audit.run_tables import num_nonfinite_rows, shard_table
+from trace_audit.run_tables import num_impossible_tokens, num_nonfinite_rows, shard_table
 from trace_audit.storage.shards import ShardWriter
 
 Emit = Callable[[Event], None]
@@ -25,6 +26,8 @@ def run_shards(
     sequence_indices: Sequence[int],
     make_request: Callable[[int], Request],
     emit: Emit,
+    *,
+    batch_order_seed: int,
 ) -> None:
     """Run every shard that is not finished and hand its rows to the writer.
 
@@ -35,6 +38,8 @@ def run_shards(
         sequence_indices: of the sequences to run, their index in the trace.
         make_request: from an index in the trace to its request.
         emit: told of progress.
+        batch_order_seed: shuffles the order in which a shard's sequences enter the engine; rows
+            are written in trace order whatever it is.
     """
     requests = {i: make_request(i) for i in sequence_indices}
     todo = [n for n in range(len(shards)) if n not in writer.finished_shards]
@@ -49,7 +54,12 @@ def run_shards(
         indices = [sequence_indices[position] for position in shards[number]]
         before = asdict(built.engine.counters)
         start = time.perf_counter()
-        outputs = built.engine.run([requests[i] for i in indices], meter.add)
+        outputs = _run_shuffled(
+            built,
+            [requests[i] for i in indices],
+            batch_order(batch_order_seed, number, len(indices)),
+            meter,
+        )
         seconds = time.perf_counter() - start
         writer.write_shard(
             number,
@@ -60,6 +70,15 @@ def run_shards(
         )
         meter.total += sum(len(o.token_ids) for o in outputs) - most_tokens(number)
         meter.emit_now()
+
+
+def _run_shuffled(
+    built: BuiltEngine, requests: Sequence[Request], order: Sequence[int], meter: _Meter
+) -> list[RequestOutput]:
+    """Run requests in an order of their positions; the outputs come in the order given."""
+    outputs = built.engine.run([requests[position] for position in order], meter.add)
+    by_position = dict(zip(order, outputs, strict=True))
+    return [by_position[position] for position in range(len(requests))]
 
 
 class _Meter:
@@ -93,4 +112,5 @@ def _counters(
         "draft_tokens": 0,
         "accepted_draft_tokens": 0,
         "nonfinite_rows": num_nonfinite_rows(outputs),
+        "impossible_tokens": num_impossible_tokens(outputs),
     }

@@ -10,7 +10,7 @@ import pytest
 from tests.cli.small_audit import add_run, interrupt_run, make_audit
 from trace_audit.cli.dry_run import kv_bytes_per_token
 from trace_audit.cli.main import run
-from trace_audit.cli.plan import PlannedRun, plan_runs
+from trace_audit.cli.plan import PlannedRun, check_shuffles, plan_runs
 from trace_audit.cli.run_names import base_name, free_name
 from trace_audit.config import ParallelConfig
 from trace_audit.config.kv_formats import KV_FORMATS, KVFormat
@@ -101,6 +101,58 @@ def test_repeats_say_what_they_repeat(audit: AuditDir) -> None:
         ("bf16-sdpa-repeat3", "bf16-sdpa"),
     ]
     assert len({r.config for r in runs}) == 1
+
+
+def test_batch_repeats_have_seeds_of_their_own(audit: AuditDir) -> None:
+    sets = ("batch_order_seed=7",)
+    runs = plan_runs(audit, [SDPA], sets, name="x", repeat=3, repeat_kinds=("batch",), force=False)
+    assert [(r.name, r.repeat_of, r.repeat_kind) for r in runs[1:]] == [
+        ("x-batch2", "x", "batch"),
+        ("x-batch3", "x", "batch"),
+    ]
+    assert [r.config.engine.batch_order_seed for r in runs] == [7, 8, 9]
+    plain = {r.config.model_copy(update={"engine": None}) for r in runs}
+    assert len(plain) == 1
+
+
+def test_the_last_seed_is_followed_by_the_first(audit: AuditDir) -> None:
+    sets = ("batch_order_seed=2147483647",)
+    runs = plan_runs(audit, [SDPA], sets, name="x", repeat=2, repeat_kinds=("batch",), force=False)
+    assert runs[1].config.engine.batch_order_seed == 0
+
+
+def test_every_kind_of_repeat_is_of_the_first_run(audit: AuditDir) -> None:
+    kinds = ("rerun", "batch")
+    runs = plan_runs(audit, [SDPA], (), name=None, repeat=2, repeat_kinds=kinds, force=False)
+    assert [(r.name, r.repeat_of) for r in runs] == [
+        ("bf16-sdpa", None),
+        ("bf16-sdpa-repeat2", "bf16-sdpa"),
+        ("bf16-sdpa-batch2", "bf16-sdpa"),
+    ]
+
+
+@pytest.mark.parametrize(("sets", "only"), [(("shard_size=1",), ()), ((), ("a",))])
+def test_one_sequence_has_no_other_order(
+    audit: AuditDir, sets: tuple[str, ...], only: tuple[str, ...]
+) -> None:
+    kinds = ("batch",)
+    runs = plan_runs(audit, [SDPA], sets, name=None, repeat=2, repeat_kinds=kinds, force=False)
+    with pytest.raises(UsageError, match="one sequence each"):
+        check_shuffles(audit, runs, only)
+    check_shuffles(audit, plan(audit, SDPA, sets=sets, repeat=2), only)
+    check_shuffles(
+        audit,
+        plan_runs(audit, [SDPA], (), name=None, repeat=2, repeat_kinds=kinds, force=False),
+        (),
+    )
+
+
+def test_a_kind_of_repeat_needs_repeats(
+    audit: AuditDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["replay", str(audit.path), "--config", str(SDPA), "--repeat-kind", "batch"]
+    assert run(command) == 2
+    assert "--repeat-kind has no effect without --repeat" in capsys.readouterr().err
 
 
 def test_name_is_taken_as_it_is(audit: AuditDir) -> None:

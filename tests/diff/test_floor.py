@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.cli.test_gates import audit, logits, repeats
-from tests.diff.synthetic import FakeAudit
+from tests.diff.synthetic import FakeAudit, run_info
 from trace_audit.diff.compare import Comparison, compare
 from trace_audit.diff.floor import FloorBook
 from trace_audit.diff.metric import Floor
@@ -126,6 +126,24 @@ def test_a_batch_repeat_is_a_floor_of_its_own() -> None:
     floor = floor_of(comparison, "abs.mean")
     assert floor is not None
     assert floor.kind == "batch"
+
+
+def test_a_batch_repeat_differs_in_its_batch_order_and_nothing_else() -> None:
+    data = audit(a=logits(0.05), m=logits(0.05, 3), n=logits(0.05, 4))
+    for name, changed in (("m", {}), ("n", {"block_size": 32})):
+        data.infos[name] = run_info(name, dtype="bfloat16", batch_order_seed=7, **changed)
+        repeats(data, name, "a", "batch")
+    (floor,) = one(data, "record", "a").summary.floors
+    assert floor.runs == ("a", "m")
+    assert floor.left_out == ("n: its configuration differs (engine.block_size)",)
+
+
+def test_another_batch_order_is_no_rerun() -> None:
+    data = audit(a=logits(0.05), m=logits(0.05, 3))
+    data.infos["m"] = run_info("m", dtype="bfloat16", batch_order_seed=7)
+    repeats(data, "m", "a", "rerun")
+    (floor,) = one(data, "record", "a").summary.floors
+    assert floor.left_out == ("m: its configuration differs (engine.batch_order_seed)",)
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ def test_padding_is_never_committed_counted_or_written_to_the_cache(checkpoint, 
     assert harness.built.engine.counters.steps == 4
     runner = harness.built.engine._runner
     for cache in (*runner.kv_cache.keys, *runner.kv_cache.values):
-        written = cache.flatten(0, 1).flatten(1).any(1)
+        written = cache.data.flatten(0, 1).flatten(1).any(1)
         # 5 of the prompt and 3 of the 4 outputs, at the front of the first block.
         assert written.nonzero().flatten().tolist() == list(range(8))
     assert runner.request_state.total_len.gpu[1:].sum() == 0

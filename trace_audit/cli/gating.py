@@ -106,6 +106,7 @@ def tell(summary: ReportSummary, output: Path | None) -> None:
     Raises:
         InvalidComparisonError: A candidate could not be compared, or not be judged.
     """
+    from trace_audit.diff.scoring import UNKNOWN_HINT
     from trace_audit.report.gate_view import verdict_line
 
     if output is not None:
@@ -121,6 +122,10 @@ def tell(summary: ReportSummary, output: Path | None) -> None:
             hint=first.hint,
         )
     for pair in summary.pairs:
+        if pair.verdict is not None and pair.not_gated is not None:
+            raise InvalidComparisonError(
+                f"{pair.candidate.name} cannot be judged: {pair.not_gated}.", hint=UNKNOWN_HINT
+            )
         for result in () if pair.verdict is None else pair.verdict.results:
             if result.outcome == "invalid" and not result.gate.watch:
                 raise InvalidComparisonError(

@@ -77,6 +77,8 @@ def _row(name: str, info: dict[str, Any]) -> tuple[str, ...]:
     notes = []
     if run.subset is not None:
         notes.append("subset")
+    if run.distribution is not None and not run.distribution.is_raw:
+        notes.append(str(run.distribution))
     if info.get("repeat_of"):
         notes.append(f"repeats {info['repeat_of']}")
     counted = (counters.get("sequences"), counters.get("tokens"))

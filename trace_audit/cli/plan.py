@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trace_audit.cli.run_names import base_name, checked_name, free_name
 from trace_audit.cli.unfinished import unfinished_runs
 from trace_audit.config import RunConfig, load_config, override, parse_set
 from trace_audit.errors import UsageError
-from trace_audit.jobs import ReplayJob
+from trace_audit.jobs import RepeatKind, ReplayJob
 from trace_audit.storage.audit_dir import AuditDir
+
+_REPEAT_NAMES: dict[RepeatKind, str] = {"rerun": "repeat", "batch": "batch"}
+_NUM_SEEDS = 2**31  # values that a seed of the configuration can take
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +26,13 @@ class PlannedRun:
         name: the run's name in the audit.
         config: as requested.
         repeat_of: the run that this one repeats, None for a first one.
+        repeat_kind: how it repeats it.
     """
 
     name: str
     config: RunConfig
     repeat_of: str | None
+    repeat_kind: RepeatKind = "rerun"
 
 
 def plan_runs(
@@ -37,9 +42,14 @@ def plan_runs(
     *,
     name: str | None,
     repeat: int,
+    repeat_kinds: Sequence[RepeatKind] = ("rerun",),
     force: bool,
 ) -> list[PlannedRun]:
     """Every configuration with every combination of `--set`, `repeat` times each, named.
+
+    Args:
+        repeat: runs of a configuration; of several kinds, each has repeats of its own.
+        repeat_kinds: what repeats change.
 
     Raises:
         ConfigError: a configuration, an override or a name is wrong.
@@ -63,7 +73,8 @@ def plan_runs(
             base = base_name(config.name, change)
             chosen = free_name(base, taken=taken, interrupted=unfinished.interrupted, force=force)
         _check_distinct(chosen, runs)
-        runs += _repeats(chosen, override(config, change), repeat)
+        first = PlannedRun(name=chosen, config=override(config, change), repeat_of=None)
+        runs += [first, *_repeats(first, repeat, repeat_kinds)]
         taken |= {run.name for run in runs}
     return runs
 
@@ -87,6 +98,7 @@ def replay_jobs(
             model_path=model_path,
             only=only,
             repeat_of=run.repeat_of,
+            repeat_kind=run.repeat_kind,
             force=force,
         )
         for run in runs
@@ -120,10 +132,39 @@ def _check_distinct(name: str, runs: Sequence[PlannedRun]) -> None:
         )
 
 
-def _repeats(name: str, config: RunConfig, repeat: int) -> list[PlannedRun]:
-    first = PlannedRun(name=name, config=config, repeat_of=None)
-    others = [
-        PlannedRun(name=checked_name(f"{name}-repeat{number}"), config=config, repeat_of=name)
+def check_shuffles(audit: AuditDir, runs: Sequence[PlannedRun], only: Sequence[str]) -> None:
+    """Refuse repeats in another batch order where there is only one order.
+
+    Raises:
+        UsageError: names the first such run.
+    """
+    num_sequences = len(set(only)) or audit.info.num_sequences
+    for run in runs:
+        engine = run.config.engine
+        shard_size = engine.shard_size or 8 * engine.max_num_seqs
+        if run.repeat_kind == "batch" and min(num_sequences, shard_size) < 2:
+            raise UsageError(
+                f"{run.name} would repeat the order of {run.repeat_of}: its shards have one "
+                "sequence each",
+                hint="replay more sequences, raise shard_size, or use --repeat-kind rerun",
+            )
+
+
+def _repeats(first: PlannedRun, repeat: int, kinds: Sequence[RepeatKind]) -> list[PlannedRun]:
+    return [
+        replace(
+            first,
+            name=checked_name(f"{first.name}-{_REPEAT_NAMES[kind]}{number}"),
+            config=first.config if kind == "rerun" else _shuffled(first.config, number - 1),
+            repeat_of=first.name,
+            repeat_kind=kind,
+        )
+        for kind in kinds
         for number in range(2, repeat + 1)
     ]
-    return [first, *others]
+
+
+def _shuffled(config: RunConfig, by: int) -> RunConfig:
+    """The same configuration with a batch order of its own."""
+    seed = (config.engine.batch_order_seed + by) % _NUM_SEEDS
+    return override(config, {"engine.batch_order_seed": seed})

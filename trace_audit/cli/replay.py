@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from trace_audit.errors import UsageError
+
+if TYPE_CHECKING:
+    from trace_audit.jobs import RepeatKind
 
 
 @click.command()
@@ -43,6 +47,15 @@ from trace_audit.errors import UsageError
     metavar="N",
     help="Run every configuration N times, to see whether it repeats.",
 )
+@click.option(
+    "--repeat-kind",
+    "repeat_kinds",
+    type=click.Choice(["rerun", "batch"]),
+    multiple=True,
+    metavar="KIND",
+    help="What repeats change: rerun (nothing) or batch (the batch order); repeatable.  "
+    "[default: rerun]",
+)
 @click.option("--only", multiple=True, metavar="ID", help="Replay this sequence; repeatable.")
 @click.option("--keep-going", is_flag=True, help="Go on with the next run after a failed one.")
 @click.option(
@@ -59,6 +72,7 @@ def replay(
     model: str | None,
     model_path: Path | None,
     repeat: int,
+    repeat_kinds: tuple[RepeatKind, ...],
     only: tuple[str, ...],
     keep_going: bool,
     dry_run: bool,
@@ -72,7 +86,7 @@ def replay(
     """
     from trace_audit.cli.dry_run import describe_runs
     from trace_audit.cli.execute import execute_all
-    from trace_audit.cli.plan import check_sequences, plan_runs, replay_jobs
+    from trace_audit.cli.plan import check_sequences, check_shuffles, plan_runs, replay_jobs
     from trace_audit.cli.ranks import RunJob, as_rank
     from trace_audit.storage.audit_dir import AuditDir
 
@@ -80,7 +94,11 @@ def replay(
         _check_models(model, model_path)
         audit = AuditDir.open(directory)
         check_sequences(audit, only)
-        runs = plan_runs(audit, config_paths, sets, name=name, repeat=repeat, force=force)
+        kinds = _checked_kinds(repeat_kinds, repeat)
+        runs = plan_runs(
+            audit, config_paths, sets, name=name, repeat=repeat, repeat_kinds=kinds, force=force
+        )
+        check_shuffles(audit, runs, only)
         if dry_run:
             where = Path(model or model_path or audit.info.model_path)
             click.echo(describe_runs(audit, runs, model_directory=where, only=only), nl=False)
@@ -98,3 +116,9 @@ def _check_models(model: str | None, model_path: Path | None) -> None:
             "--model and --model-path exclude each other",
             hint="--model is another model; --model-path is where the recorded one moved",
         )
+
+
+def _checked_kinds(kinds: tuple[RepeatKind, ...], repeat: int) -> tuple[RepeatKind, ...]:
+    if kinds and repeat == 1:
+        raise UsageError("--repeat-kind has no effect without --repeat", hint="add --repeat 2")
+    return tuple(dict.fromkeys(kinds)) or ("rerun",)

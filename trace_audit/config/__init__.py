@@ -11,20 +11,25 @@ from trace_audit.config.model import (
     EngineConfig,
     ParallelConfig,
     RunConfig,
+    ScoringConfig,
     default_record_config,
     is_run_name,
 )
 from trace_audit.config.overrides import flat, keys, override, parse_set
 from trace_audit.config.resolve import Hardware, resolve
+from trace_audit.config.scoring import Distribution, distribution_of
 from trace_audit.config.validate import load_config
 
 __all__ = [
     "RUN_NAME_RULE",
+    "Distribution",
     "EngineConfig",
     "Hardware",
     "ParallelConfig",
     "RunConfig",
+    "ScoringConfig",
     "default_record_config",
+    "distribution_of",
     "flat",
     "is_run_name",
     "keys",

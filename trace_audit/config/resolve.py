@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 from trace_audit.config.model import EngineConfig, ParallelConfig, RunConfig
 from trace_audit.config.overrides import flat, override
+from trace_audit.config.scoring import check_scoring
 from trace_audit.errors import ConfigError
 
 _ONLY_VALUE: Mapping[str, object] = {
-    "engine.batch_order_seed": 0,
     "engine.quantization": "none",
     "engine.moe_backend": "auto",
     "engine.compile": False,
-    "scoring.mode": "raw",
     "speculative.method": "none",
 }
 
@@ -49,6 +48,7 @@ def resolve(config: RunConfig, *, hardware: Hardware, max_sequence_len: int) -> 
     """
     _check_built(config)
     _check_path(config)
+    check_scoring(config.scoring)
     engine = config.engine
     device = engine.device
     if device == "auto":

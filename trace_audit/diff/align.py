@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from trace_audit.config.scoring import RAW, Distribution
 from trace_audit.diff.columns import FloatArray, IntArray, RunColumns, integers, run_columns
 from trace_audit.diff.trace_index import TraceIndex
 from trace_audit.errors import InvalidComparisonError
@@ -27,6 +28,7 @@ class RunRows:
         columns: The run's statistics in its own row order.
         logit_dtype: dtype of the logits ("float32", "bfloat16", "float16"), where known.
         subset: Sequence ids of a run restricted on purpose; None if it is whole.
+        distribution: What its logprobs are of, where known.
     """
 
     name: str
@@ -34,6 +36,7 @@ class RunRows:
     columns: RunColumns
     logit_dtype: str | None = None
     subset: tuple[str, ...] | None = None
+    distribution: Distribution | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +62,7 @@ class AlignedPair:
     baseline_logit_dtype: str | None
     candidate_logit_dtype: str | None
     unscored: int
+    distribution: Distribution = RAW
 
     def __len__(self) -> int:
         """Rows, N."""
@@ -66,8 +70,9 @@ class AlignedPair:
 
     @cached_property
     def delta(self) -> FloatArray:
-        """Candidate minus baseline logprob, nats; non-finite where the candidate is."""
-        return self.candidate.logprob - self.baseline.logprob
+        """Candidate minus baseline logprob, nats; non-finite where a side is."""
+        with np.errstate(invalid="ignore"):  # -inf on both sides
+            return self.candidate.logprob - self.baseline.logprob
 
     @cached_property
     def finite(self) -> NDArray[np.bool_]:
@@ -192,6 +197,7 @@ def align(
         baseline_logit_dtype=baseline.logit_dtype,
         candidate_logit_dtype=candidate.logit_dtype,
         unscored=int((wanted & ~trace.scored).sum()),
+        distribution=baseline.distribution or RAW,
     )
     _check_baseline_finite(pair)
     return pair
@@ -280,6 +286,8 @@ def _record_columns(record: RunRows | None, flat: IntArray) -> RunColumns | None
 
 def _check_baseline_finite(pair: AlignedPair) -> None:
     bad = ~np.isfinite(pair.baseline.logprob)
+    if pair.distribution.is_filtered:
+        bad &= ~np.isneginf(pair.baseline.logprob)
     if bad.any():
         row = int(np.argmax(bad))
         raise InvalidComparisonError(

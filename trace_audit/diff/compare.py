@@ -16,12 +16,15 @@ from trace_audit.diff.expected import checked, expectation
 from trace_audit.diff.flips import TopChanges, top_changes
 from trace_audit.diff.floor import FloorBook, MeasuredFloor, gap_change_floor, with_floors
 from trace_audit.diff.gate import judge
+from trace_audit.diff.hints import hints
 from trace_audit.diff.kl import KLTerms
 from trace_audit.diff.kl_metrics import kl_coverage, pair_kl
-from trace_audit.diff.metrics import MetricTable, unequal_rows
+from trace_audit.diff.metrics import MetricTable, lost_rows, unequal_rows
 from trace_audit.diff.pair_structure import pair_structure
 from trace_audit.diff.profiles import PROFILE_FLOOR_FACTOR
 from trace_audit.diff.referee import check_referee, judged_by
+from trace_audit.diff.scoring import check_referee as check_scoring_of
+from trace_audit.diff.scoring import why_not_gated
 from trace_audit.diff.source import AuditSource
 from trace_audit.diff.structure import first_place, influence, position_buckets, worst_rows
 from trace_audit.diff.summary import (
@@ -70,6 +73,8 @@ def compare(
         AuditDirError: A run is unknown or damaged.
     """
     identity.check_comparable(source.info(baseline), source.info(candidate), candidate)
+    if referee is not None:
+        check_scoring_of(*(identity.run_identity(n, source.info(n)) for n in (referee, baseline)))
     pair = align(
         source.trace,
         source.rows(baseline),
@@ -186,7 +191,7 @@ def _pair_summary(
     environment = identity.differences(baseline.environment, candidate.environment)
     resampler = Resampler(len(pair.group_ids))
     table = MetricTable(pair, resampler)
-    unequal = unequal_rows(pair)
+    unequal, lost = unequal_rows(pair), lost_rows(pair)
     bitwise = unequal is not None and not unequal.any()
     refused = source.excess_refused(*names)
     metrics = () if bitwise else table.metrics(kl, reverse, changes, excess_refused=refused)
@@ -196,7 +201,7 @@ def _pair_summary(
         candidate=candidate,
         config_differences=config,
         environment_differences=environment,
-        warnings=identity.warnings(baseline, candidate, config, environment),
+        warnings=(*identity.warnings(baseline, candidate, config, environment), *hints(pair)),
         sequences=len(np.unique(pair.sequence)),
         groups=len(pair.group_ids),
         tokens=len(pair),
@@ -204,7 +209,7 @@ def _pair_summary(
         bitwise=bitwise,
         unequal_rows=None if unequal is None else int(unequal.sum()),
         expected=checked(expectation(*(source.info(name) for name in names)), pair),
-        non_finite=int((~pair.finite).sum()),
+        non_finite=int(lost.sum()),
         effective_n=table.effective_n,
         design_effect=table.design_effect,
         influence=influence(pair),
@@ -213,10 +218,11 @@ def _pair_summary(
         flips=_flip_summary(changes, details),
         first_difference=first_place(pair, (pair.delta != 0) if unequal is None else unequal),
         first_flip=None if changes is None else first_place(pair, changes.flip),
-        first_non_finite=first_place(pair, ~pair.finite),
+        first_non_finite=first_place(pair, lost),
         buckets=position_buckets(pair, resampler),
         worst=tuple(details.token(row) for row in worst_rows(pair, NUM_WORST)),
         floors=tuple(floor.summary for floor in floors),
+        not_gated=why_not_gated(baseline, candidate),
         structure=None if bitwise else pair_structure(pair, resampler, kl, metrics, candidate),
     )
 

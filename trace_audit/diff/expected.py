@@ -161,6 +161,11 @@ def _no_numerics(a: _Run, b: _Run) -> str | None:
     return "room and waiting are no numerics"
 
 
+def _scoring(a: _Run, b: _Run) -> str | None:
+    scored = [run.identity.distribution for run in (a, b)]
+    return "both score the same distribution" if scored[0] == scored[1] else None
+
+
 def _tensor_parallel(a: _Run, b: _Run) -> int | None:
     """The tensor-parallel size that both have, None where they differ."""
     sizes = [run.value("parallel.tensor_parallel_size") for run in (a, b)]
@@ -177,6 +182,10 @@ _RULES: Mapping[str, _Rule] = {
     "engine.kv_cache_dtype": _kv_storage,
     "parallel.timeout_seconds": _no_numerics,
     "engine.gpu_memory_utilization": _no_numerics,
+    "scoring.mode": _scoring,
+    "scoring.temperature": _scoring,
+    "scoring.top_k": _scoring,
+    "scoring.top_p": _scoring,
     "engine.num_kv_blocks": _room,
     "engine.preemption": _room,
 }

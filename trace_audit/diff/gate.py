@@ -42,6 +42,9 @@ def judge(pair: PairSummary, gating: Gating) -> Verdict:
     elif pair.fault:
         outcomes.append("fail")
         reason = "nothing between the two runs may change a bit, and rows differ"
+    if pair.not_gated is not None:
+        outcomes.append("invalid")
+        reason = pair.not_gated
     outcome = worst(outcomes)
     passed = _pass_kind(pair, gated) if outcome == "pass" else None
     return Verdict(outcome=outcome, passed=passed, results=results, reason=reason)

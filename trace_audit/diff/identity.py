@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trace_audit.diff.flips import MANTISSA_BITS
+from trace_audit.diff.scoring import check_same, distribution, why_not_gated, words
 from trace_audit.diff.summary import Difference, RunIdentity
 from trace_audit.errors import InvalidComparisonError
 
@@ -38,6 +39,7 @@ BEFORE_THE_KEY: Mapping[str, object] = {
     "parallel.reduction_dtype": "model",
     "parallel.timeout_seconds": 300,
 }
+BATCH_ORDER = "engine.batch_order_seed"
 _RANKS = ("parallel.tensor_parallel_size", "parallel.pipeline_parallel_size")
 # What decides a key that is left at "auto" or 0.
 _DECIDED_BY: Mapping[str, tuple[str, ...]] = {
@@ -60,6 +62,7 @@ _NO_EFFECT_AT_1: Mapping[str, tuple[str, ...]] = {
 def run_identity(name: str, info: Mapping[str, Any]) -> RunIdentity:
     """Reads the parts of run.json that a report shows; what it lacks is None or empty."""
     timing = info.get("timing") or {}
+    resolved = flat(info.get("resolved_config") or {})
     subset = info.get("subset")
     return RunIdentity(
         name=name,
@@ -68,11 +71,12 @@ def run_identity(name: str, info: Mapping[str, Any]) -> RunIdentity:
         environment_fingerprint=info.get("environment_fingerprint"),
         environment=flat(info.get("environment") or {}),
         requested=flat(info.get("requested_config") or {}),
-        resolved=flat(info.get("resolved_config") or {}),
+        resolved=resolved,
         backends={k: str(v) for k, v in flat(info.get("backends") or {}).items()},
         subset=None if not subset else tuple(str(sequence) for sequence in subset),
         engine_seconds=timing.get("engine_seconds"),
         tokens_per_second=timing.get("tokens_per_second"),
+        distribution=distribution(info, resolved),
     )
 
 
@@ -173,7 +177,7 @@ def logit_dtype(identity: RunIdentity) -> str | None:
 
 
 def check_comparable(baseline: Mapping[str, Any], candidate: Mapping[str, Any], name: str) -> None:
-    """Refuses another vocabulary, other kind of logprobs, and an attention that fell back.
+    """Refuses another vocabulary, logprobs of something else, and an attention that fell back.
 
     Args:
         baseline: The baseline's run.json.
@@ -189,13 +193,15 @@ def check_comparable(baseline: Mapping[str, Any], candidate: Mapping[str, Any], 
             f"Run {name!r} has a vocabulary of {sizes[1]} ids, the baseline one of {sizes[0]}.",
             hint="Replay a model of the same vocabulary.",
         )
+    identity = run_identity(name, candidate)
+    check_same(run_identity("", baseline), identity)
     kinds = [info.get("logprobs") for info in (baseline, candidate)]
     if None not in kinds and kinds[0] != kinds[1]:
         raise InvalidComparisonError(
             f"Run {name!r} has {kinds[1]} logprobs, the baseline has {kinds[0]} ones.",
             hint="A temperature or top-p on one side only is no difference of numerics.",
         )
-    _check_no_fallback(run_identity(name, candidate))
+    _check_no_fallback(identity)
 
 
 def _check_no_fallback(run: RunIdentity) -> None:
@@ -214,15 +220,18 @@ def why_no_repeat(first: Mapping[str, Any], other: Mapping[str, Any], kind: str)
     Args:
         first: run.json of the run it says it repeats.
         other: Its own run.json.
-        kind: ``rerun`` or ``batch``; the latter is scheduled otherwise on purpose.
+        kind: ``rerun`` or ``batch``; the latter has another batch order on purpose.
     """
     runs = [run_identity("", info) for info in (first, other)]
     if runs[0].model_fingerprint != runs[1].model_fingerprint:
         return "it is another checkpoint"
     if runs[0].environment_fingerprint != runs[1].environment_fingerprint:
         return "its environment differs"
-    if kind == "rerun" and (changed := differences(runs[0].resolved, runs[1].resolved)):
-        return f"its configuration differs ({', '.join(d.key for d in changed)})"
+    changed = [d.key for d in differences(runs[0].resolved, runs[1].resolved)]
+    if kind == "batch":
+        changed = [key for key in changed if key != BATCH_ORDER]
+    if changed:
+        return f"its configuration differs ({', '.join(changed)})"
     return None
 
 
@@ -234,6 +243,9 @@ def why_no_excess(
         return "the audit has no record run"
     if baseline.name == record.name:
         return f"the baseline is {record.name} itself; name a --baseline of the candidate's dtype"
+    if record.distribution != baseline.distribution:
+        scored = [words(run) for run in (record, baseline)]
+        return f"the record has {scored[0]} logprobs and {baseline.name} has {scored[1]} ones"
     dtypes = [run.resolved.get("engine.dtype") for run in (record, baseline, candidate)]
     if dtypes[0] != "float32":
         return f"it needs a float32 record, and this one is {dtypes[0] or 'of unknown dtype'}"
@@ -263,6 +275,9 @@ def warnings(
     models = (baseline.model_fingerprint, candidate.model_fingerprint)
     if None not in models and models[0] != models[1]:
         found.append("the candidate is another checkpoint than the baseline")
+    reason = why_not_gated(baseline, candidate)
+    if reason is not None:
+        found.append(f"{reason}, so the two are reported and cannot be gated")
     for run in (baseline, candidate):
         if run.subset is not None:
             found.append(f"{run.name} is a subset of {len(run.subset)} sequences")

@@ -141,6 +141,8 @@ def _sampled_estimators(pair: AlignedPair, grouped: Grouped) -> list[Metric]:
     tokens = grouped(pair.finite)
     delta = pair.delta[pair.finite]
     note = "is KL if the tokens were sampled at temperature 1 without top-p or top-k"
+    if not pair.distribution.is_raw:
+        note = f"is KL if the tokens were sampled at {pair.distribution}"
     return [
         metric("kl.k1", tokens.mean(-delta), note=note),
         metric("kl.k2", tokens.mean(delta**2 / 2), note=note),
@@ -159,6 +161,12 @@ def why_not_sampled(pair: AlignedPair) -> str | None:
     if samplers != {pair.baseline_name}:
         return f"the tokens were not sampled from {pair.baseline_name}"
     temperature = pair.trace.temperature
-    if "sampled" in pair.sources and temperature != 1.0:
-        return f"the tokens were sampled at temperature {temperature}, not 1"
+    if "sampled" not in pair.sources:
+        return None
+    # The record samples without top-k and top-p: it is the temperature that must be the same.
+    if temperature != pair.distribution.temperature:
+        wanted = f"{pair.distribution.temperature:g}"
+        return f"the tokens were sampled at temperature {temperature}, not {wanted}"
+    if pair.distribution.is_filtered:
+        return f"the tokens were not sampled with {pair.distribution}"
     return None

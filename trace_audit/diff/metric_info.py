@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from trace_audit.diff.metric import MetricSection
 
 SIGNED = "its sign has no better side"
-SAMPLED = "tokens sampled from the baseline at temperature 1, without top-p or top-k"
+SAMPLED = (
+    "tokens sampled from the distribution that the baseline scored (raw: temperature 1, without "
+    "top-p or top-k)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

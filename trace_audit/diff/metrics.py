@@ -62,6 +62,8 @@ class MetricTable:
         """
         if not self.pair.finite.any():
             reason = "every candidate logprob is non-finite"
+            if not lost_rows(self.pair).all():
+                reason = "no token has a finite logprob on both sides"
             return tuple(absent(name, reason) for name in CATALOG)
         rows = [
             *self._delta_metrics(),
@@ -179,6 +181,12 @@ def unequal_rows(pair: AlignedPair) -> BoolArray | None:
     # Logprobs too: equal logits with unequal logprobs would be a fault of the statistics.
     different: BoolArray = (a.logits_hash != b.logits_hash) | (a.logprob != b.logprob)
     return different
+
+
+def lost_rows(pair: AlignedPair) -> BoolArray:
+    """Rows that the baseline gives a finite logprob and the candidate does not: bool [N]."""
+    lost: BoolArray = ~pair.finite & np.isfinite(pair.baseline.logprob)
+    return lost
 
 
 def _excess(tokens: GroupedTokens, changes: TopChanges) -> Metric:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from trace_audit.config.scoring import Distribution
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunIdentity:
@@ -14,6 +16,7 @@ class RunIdentity:
         requested, resolved: Flat configurations.
         backends: What actually ran, by part ("attention": "sdpa").
         subset: Sequence ids of a run that was restricted on purpose.
+        distribution: What its logprobs are of; None where nobody said.
     """
 
     name: str
@@ -27,6 +30,7 @@ class RunIdentity:
     subset: tuple[str, ...] | None
     engine_seconds: float | None
     tokens_per_second: float | None
+    distribution: Distribution | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

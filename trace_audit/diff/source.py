@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -92,13 +93,14 @@ class AuditSource:
 
     def _read(self, name: str) -> RunRows:
         identity = run_identity(name, self.info(name))
-        return run_rows(
+        rows = run_rows(
             self.trace,
             name,
             self.audit.read_tokens(name),
             logit_dtype=logit_dtype(identity),
             subset=identity.subset,
         )
+        return replace(rows, distribution=identity.distribution)
 
     def excess_refused(self, baseline: str, candidate: str) -> str | None:
         """Why `kl.excess` of two runs has no meaning; None if it has one."""

@@ -152,10 +152,11 @@ class PairSummary:
         bitwise: Every row has the same logits hash and the same logprob on both sides.
         unequal_rows: Rows whose logits hash differs; None where a run has no hashes.
         expected: Why the two must be bit-equal, and whether they are; None where a bit may change.
-        non_finite: Candidate rows whose logprob is not finite.
+        non_finite: Candidate rows whose logprob is not finite, where the baseline's is.
         effective_n: Tokens over the design effect of mean |delta|; None with one group.
         metrics: Empty when ``bitwise``.
         floors: What repeats of either run say about noise; empty if there are none.
+        not_gated: Why it may be reported and not judged; None if it may be judged.
         verdict: None when nothing was gated.
         referee: Which side is nearer to a third run; None if none was named.
         structure: Where the differences are; None when ``bitwise``.
@@ -186,6 +187,7 @@ class PairSummary:
     buckets: tuple[PositionBucket, ...]
     worst: tuple[TokenDiff, ...]
     floors: tuple[FloorSummary, ...] = ()
+    not_gated: str | None = None
     verdict: Verdict | None = None
     referee: Referee | None = None
     structure: Structure | None = None

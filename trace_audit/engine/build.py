@@ -14,7 +14,7 @@ from trace_audit.attention.base import AttentionBackend, KVCache
 from trace_audit.attention.eager import EagerAttention
 from trace_audit.attention.sdpa import SdpaAttention
 from trace_audit.attention.triton import TritonAttention
-from trace_audit.config import EngineConfig
+from trace_audit.config import Distribution, EngineConfig
 from trace_audit.config.kv_formats import KV_FORMATS
 from trace_audit.engine.block_pool import BlockPool
 from trace_audit.engine.engine import Engine
@@ -61,7 +61,11 @@ class BuiltEngine:
 
 
 def build_engine(
-    loaded: LoadedModel, config: EngineConfig, world: World | None = None
+    loaded: LoadedModel,
+    config: EngineConfig,
+    world: World | None = None,
+    *,
+    scored: Distribution | None = None,
 ) -> BuiltEngine:
     """Build an engine; where there are ranks, every one of them at the same time.
 
@@ -69,6 +73,7 @@ def build_engine(
         loaded: the model, or this rank's share of it.
         config: resolved: no "auto", no 0 but `num_kv_blocks`.
         world: this rank's place; None: there are no ranks.
+        scored: what statistics are of; None: the logits as they are.
 
     Raises:
         ConfigError: the model or the machine cannot honour the configuration.
@@ -102,6 +107,7 @@ def build_engine(
             write_quantized=(reference if use_reference else kv_cache).write_quantized,
         ),
         block_size=config.block_size,
+        scored=scored or Distribution(),
     )
     scheduler = _scheduler(config, runner, BlockPool(num_blocks, config.block_size))
     return BuiltEngine(

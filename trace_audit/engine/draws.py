@@ -61,7 +61,7 @@ def draw_ids(
     Returns:
         int64 [B, J]; -1 where the row has no mass to draw from, or no finite one.
     """
-    prefix = _prefix_sum(chunk_mass.double())
+    prefix = prefix_sum(chunk_mass.double())
     total = prefix[:, -1:]
     drawable = (total > 0) & total.isfinite()
     target = uniform * torch.where(drawable, total, 1.0)
@@ -69,7 +69,7 @@ def draw_ids(
     before = torch.where(chunk > 0, prefix.gather(1, (chunk - 1).clamp(min=0)), 0.0)
     ids = chunk[..., None] * CHUNK + torch.arange(CHUNK, device=logits.device)
     weight = _weights(logits, row_maximum, excluded, ids)
-    within = _prefix_sum(weight)
+    within = prefix_sum(weight)
     # The chunk's float32 mass can exceed this float64 sum by rounding: fall back to its last id.
     past = within > (target - before)[..., None]
     last = CHUNK - 1 - (weight > 0).flip(-1).int().argmax(-1)
@@ -89,7 +89,7 @@ def _weights(
     return torch.where(barred, 0.0, weight)
 
 
-def _prefix_sum(x: torch.Tensor) -> torch.Tensor:
+def prefix_sum(x: torch.Tensor) -> torch.Tensor:
     """Inclusive prefix sum of float64 over the last dimension, in a fixed order on any device.
 
     torch.cumsum of floats is not deterministic on CUDA.

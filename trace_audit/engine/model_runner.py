@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from trace_audit.attention.base import AttentionBackend, KVCache, LayerSpec
+from trace_audit.config import Distribution
 from trace_audit.engine.batch import Batch, build_batch
 from trace_audit.engine.request import Request
 from trace_audit.engine.request_state import RequestState
@@ -57,6 +58,7 @@ class ModelRunner:
         kv_cache: of this rank's layers.
         block_size: tokens of its blocks.
         apply_trace: the overwrite; None: no state for traces exists.
+        scored: what statistics are of.
         num_decode_rows: rows that a decode launch is padded to; 0: none is padded.
         feeds_traces: whether traces are inputs, so that every rank's rows hold them.
     """
@@ -73,6 +75,7 @@ class ModelRunner:
         kv_cache: KVCache,
         block_size: int,
         apply_trace: ApplyTrace | None,
+        scored: Distribution,
         num_decode_rows: int = 0,
         feeds_traces: bool = False,
     ) -> None:
@@ -100,6 +103,7 @@ class ModelRunner:
                 device=self.device,
                 kernels=statistics_kernels,
                 trace_replay=self.trace_replay,
+                scored=scored,
             )
             if world.samples
             else None

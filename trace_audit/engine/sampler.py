@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from trace_audit.config import Distribution
 from trace_audit.engine import token_statistics as stats
 from trace_audit.engine.batch import LogitsRow
 from trace_audit.engine.draws import draw_ids, uniforms
 from trace_audit.engine.request_state import RequestState
+from trace_audit.engine.scoring import processed
 from trace_audit.engine.token_statistics import (
     SUPPORT_TAIL_DRAWS,
     SUPPORT_TOP_K,
@@ -24,6 +26,7 @@ from trace_audit.kernels.partials import VocabularyPartials
 from trace_audit.kernels.runtime import to_device
 
 _SAMPLING_DRAW = SUPPORT_TAIL_DRAWS  # draw number after those of the tail
+_PROCESSED_ROWS = 8  # copied to float32 at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +69,11 @@ class SamplingInputs:
             has_support=to_device(given, device) if mixed else None,
         )
 
+    def rows(self, some: slice) -> SamplingInputs:
+        """The parameters of some rows."""
+        columns = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return replace(self, **{name: c[some] for name, c in columns if c is not None})
+
 
 class Sampler:
     """The last stage of a step.
@@ -75,6 +83,8 @@ class Sampler:
         device: their device.
         kernels: the two vocabulary passes.
         trace_replay: None where `enable_trace_replay` is false.
+        scored: the distribution that statistics are of. Tokens are chosen from the untouched
+            logits whatever it is.
     """
 
     def __init__(
@@ -84,10 +94,12 @@ class Sampler:
         device: torch.device,
         kernels: StatisticsKernels,
         trace_replay: TraceReplayState | None,
+        scored: Distribution,
     ) -> None:
         self._multipliers = stats.odd_multipliers(vocabulary_size, device)
         self._kernels = kernels
         self._trace_replay = trace_replay
+        self._scored = scored.within(vocabulary_size)
 
     def __call__(
         self,
@@ -114,7 +126,10 @@ class Sampler:
         sampled = self._sample(logits, partials, inputs) if forced is None else forced
         if self._trace_replay is not None:
             self._trace_replay.apply_trace(sampled, idx_mapping, state)
-        return sampled, self._score(logits, partials, sampled, inputs)
+        if self._scored.is_raw:
+            return sampled, self._score(logits, partials, sampled, inputs)
+        statistics = self._score_processed(logits, sampled, inputs)
+        return sampled, replace(statistics, logits_hash=partials.bits.sum(-1))
 
     def _sample(
         self, logits: torch.Tensor, partials: VocabularyPartials, inputs: SamplingInputs
@@ -132,6 +147,18 @@ class Sampler:
         uniform = inputs.uniforms[:, _SAMPLING_DRAW:]
         drawn = draw_ids(scaled, maximum, mass, nothing, uniform)[:, 0]
         return torch.where(hot & (drawn >= 0), drawn, greedy)
+
+    def _score_processed(
+        self, logits: torch.Tensor, tokens: torch.Tensor, inputs: SamplingInputs
+    ) -> TokenStatistics:
+        """Statistics of the processed logits, a few rows at a time: no float32 copy of them all."""
+        parts = []
+        for start in range(0, len(logits), _PROCESSED_ROWS):
+            rows = slice(start, start + _PROCESSED_ROWS)
+            own = processed(logits[rows], self._scored)
+            partials = self._kernels.vocabulary_partials(own, self._multipliers)
+            parts.append(self._score(own, partials, tokens[rows], inputs.rows(rows)))
+        return stats.joined(parts)
 
     def _score(
         self,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 import torch
@@ -45,6 +45,12 @@ class TokenStatistics:
     support_logprobs: torch.Tensor
     log_tail_mass: torch.Tensor
     logits_hash: torch.Tensor
+
+
+def joined(parts: Sequence[TokenStatistics]) -> TokenStatistics:
+    """The rows of several, in their order; at least one."""
+    names = [field.name for field in fields(TokenStatistics)]
+    return TokenStatistics(**{n: torch.cat([getattr(part, n) for part in parts]) for n in names})
 
 
 def odd_multipliers(vocabulary_size: int, device: torch.device) -> torch.Tensor:

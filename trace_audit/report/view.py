@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from trace_audit.config.scoring import RAW
+from trace_audit.diff.scoring import words
 from trace_audit.diff.summary import (
     Difference,
     Metric,
@@ -19,6 +21,7 @@ from trace_audit.diff.summary import (
     TokenDiff,
     TraceIdentity,
 )
+from trace_audit.report.batch_axis import batch_axis_line
 from trace_audit.report.fault import equality_words, expectation_lines, fault_words
 from trace_audit.report.format import (
     count,
@@ -129,6 +132,8 @@ def identity_rows(pair: PairSummary) -> list[IdentityRow]:
             fingerprint(b.environment_fingerprint),
         ),
     ]
+    if not all(run.distribution == RAW for run in (a, b)):
+        rows.append(_row("logprobs", words(a), words(b)))
     for part in sorted(a.backends.keys() | b.backends.keys()):
         ran = [run.backends.get(part) for run in (a, b)]
         if part in _ALWAYS_SHOWN or ran[0] != ran[1]:
@@ -167,8 +172,8 @@ def scope_lines(pair: PairSummary) -> list[str]:
     power = [_power(pair.metric(name)) for name in ("abs.mean", "kl.mean")]
     if any(power):
         lines.append(f"Smallest change seen with 80 % power: {', '.join(filter(None, power))}.")
-    referee = referee_line(pair)
-    return [*lines, *floor_lines(pair), *([] if referee is None else [referee])]
+    told = (batch_axis_line(pair), referee_line(pair))
+    return [*lines, *floor_lines(pair), *(line for line in told if line is not None)]
 
 
 def sections(pair: PairSummary) -> list[tuple[str, list[Metric]]]:

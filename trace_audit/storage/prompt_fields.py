@@ -6,8 +6,12 @@ import difflib
 import math
 from typing import Any
 
+from trace_audit.config import ScoringConfig
+from trace_audit.config.scoring import read_scoring
+from trace_audit.errors import ConfigError
+
 PROMPT_FORMS = ("prompt", "messages", "prompt_token_ids")
-_KEYS = (*PROMPT_FORMS, "id", "group_id", "output_token_ids", "logprobs", "score_mask")
+_KEYS = (*PROMPT_FORMS, "id", "group_id", "output_token_ids", "logprobs", "score_mask", "scoring")
 _MAX_TOKEN_ID = 2**31 - 1
 _SHOWN = 40
 
@@ -114,6 +118,21 @@ def score_mask(value: dict[str, Any], output: list[int] | None) -> list[bool] | 
     if not any(mask):
         raise FieldError("score_mask leaves no token to score")
     return mask
+
+
+def scoring(value: dict[str, Any]) -> ScoringConfig | None:
+    """How the line's logprobs were made, in the keys of a configuration's `[scoring]`."""
+    if "scoring" not in value:
+        return None
+    if "logprobs" not in value:
+        raise FieldError("scoring needs logprobs beside it")
+    given = value["scoring"]
+    if not isinstance(given, dict):
+        raise FieldError(f"scoring must be an object, not {_shown(given)}")
+    try:
+        return read_scoring(given)
+    except ConfigError as error:
+        raise FieldError(error.message, hint=error.hint) from error
 
 
 def _beside(value: dict[str, Any], key: str, output: list[int] | None) -> list[Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trace_audit.config import Distribution, ScoringConfig, distribution_of
 from trace_audit.errors import InputError
 from trace_audit.storage.files import reason_of
 from trace_audit.storage.prompt_fields import (
@@ -18,6 +19,7 @@ from trace_audit.storage.prompt_fields import (
     logprobs,
     messages,
     score_mask,
+    scoring,
     text,
     token_ids,
 )
@@ -38,6 +40,7 @@ class PromptEntry:
         output_token_ids: T >= 1 imported ids; None if they are to be generated.
         logprobs: T logprobs of the imported ids, nats.
         score_mask: T flags, false where an imported token is context only.
+        scoring: How the logprobs were made; None where the line does not say.
     """
 
     index: int
@@ -50,6 +53,7 @@ class PromptEntry:
     output_token_ids: list[int] | None = None
     logprobs: list[float] | None = None
     score_mask: list[bool] | None = None
+    scoring: ScoringConfig | None = None
 
 
 def read_prompts(path: Path) -> list[PromptEntry]:
@@ -77,6 +81,7 @@ def read_prompts(path: Path) -> list[PromptEntry]:
         raise InputError(
             f"The prompts file {path} is empty.", hint='Give one object a line: {"prompt": "..."}'
         )
+    _check_one_scoring(path, entries)
     return entries
 
 
@@ -103,6 +108,22 @@ def import_warnings(entries: Sequence[PromptEntry]) -> list[str]:
             "named imported is a subset."
         )
     return warnings
+
+
+def _check_one_scoring(path: Path, entries: Sequence[PromptEntry]) -> None:
+    """Imported logprobs become one run, so they must all have been made alike."""
+    given = [entry for entry in entries if entry.logprobs is not None]
+    for entry in given:
+        if _distribution(entry) != _distribution(given[0]):
+            raise InputError(
+                f"{path}, line {entry.line_number}: scoring is not that of line "
+                f"{given[0].line_number}.",
+                hint="Say the same on every line with logprobs, or record them apart.",
+            )
+
+
+def _distribution(entry: PromptEntry) -> Distribution | None:
+    return None if entry.scoring is None else distribution_of(entry.scoring)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -189,4 +210,5 @@ def _entry(value: dict[str, Any], index: int, line_number: int) -> PromptEntry:
         output_token_ids=output,
         logprobs=logprobs(value, output),
         score_mask=score_mask(value, output),
+        scoring=scoring(value),
     )

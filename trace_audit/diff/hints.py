@@ -1,0 +1,83 @@
+"""What the logprobs of a pair give away: shifted, scaled, positive, constant, filtered out.
+
+No numerics of a run explain these, so a reader must know them before believing any metric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from trace_audit.diff.align import AlignedPair
+from trace_audit.diff.columns import FloatArray, RunColumns
+from trace_audit.storage.import_shift import found_shift
+
+_MIN_TOKENS = 16
+# Columns that are numbers of the logits: two rows that share one by chance are rare.
+_VARYING = ("logprob", "entropy", "logsumexp", "log_tail_mass")
+
+
+def hints(pair: AlignedPair) -> tuple[str, ...]:
+    """Clauses, each with the run that it is about."""
+    return (
+        *_filtered_out(pair),
+        *_positive(pair),
+        *_constant(pair),
+        *(_shifted(pair) or _scaled(pair)),
+    )
+
+
+def _sides(pair: AlignedPair) -> list[tuple[str, RunColumns]]:
+    return [(pair.baseline_name, pair.baseline), (pair.candidate_name, pair.candidate)]
+
+
+def _filtered_out(pair: AlignedPair) -> Iterator[str]:
+    if not pair.distribution.is_filtered:
+        return
+    a, b = (np.isneginf(run.logprob) for _, run in _sides(pair))
+    if (a | b).any():
+        yield (
+            f"top_k or top_p left the forced token out in {pair.baseline_name} alone at "
+            f"{int((a & ~b).sum()):,} tokens, in {pair.candidate_name} alone at "
+            f"{int((b & ~a).sum()):,} and in both at {int((a & b).sum()):,}; none is in an average"
+        )
+
+
+def _positive(pair: AlignedPair) -> Iterator[str]:
+    for name, run in _sides(pair):
+        positive = run.logprob[run.logprob > 0]
+        if len(positive):
+            yield (
+                f"{len(positive):,} logprobs of {name} are positive, the largest "
+                f"{positive.max():g}: they were computed in low precision, or are none"
+            )
+
+
+def _constant(pair: AlignedPair) -> Iterator[str]:
+    if pair.distribution.is_filtered:
+        return  # One id that is left has logprob 0 and entropy 0, and rightly so.
+    for name, run in _sides(pair):
+        for column in _VARYING:
+            values: FloatArray | None = getattr(run, column)
+            if values is None or len(values) < _MIN_TOKENS or not np.isfinite(values[0]):
+                continue
+            if (values == values[0]).all():
+                yield (
+                    f"{column} of {name} is {values[0]:g} at every token: it was not computed "
+                    "for these tokens"
+                )
+
+
+def _shifted(pair: AlignedPair) -> list[str]:
+    a, b = pair.baseline.logprob, pair.candidate.logprob
+    # The run that knows how it scored is in place; of two that do, the baseline.
+    given, own = (pair.candidate_name, pair.baseline_name)
+    if pair.baseline_name == "imported":
+        given, own, a, b = own, given, b, a
+    shift = found_shift(b, a, pair.sequence, pair.step)
+    return [] if shift is None else [shift.words(given, own)]
+
+
+def _scaled(pair: AlignedPair) -> list[str]:
+    return []
