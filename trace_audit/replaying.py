@@ -11,12 +11,14 @@ from trace_audit.engine.build import BuiltEngine
 from trace_audit.engine.request import Request
 from trace_audit.engine.sampling_params import SamplingParams
 from trace_audit.errors import ModelError
+from trace_audit.exact_positions import ExactReplayer, exact_kl_attachments
 from trace_audit.jobs import Rendezvous, ReplayJob, Stage
 from trace_audit.ranks import open_engine
 from trace_audit.run_info import run_info, run_result
 from trace_audit.run_setup import ModelSource, digest, find_model, numeric_config, prepare
 from trace_audit.shard_loop import Emit, run_shards
-from trace_audit.storage.audit_dir import AuditDir
+from trace_audit.storage.audit_dir import RECORD_RUN, AuditDir
+from trace_audit.storage.exact_files import full_logprobs_entry, open_full_logprobs
 from trace_audit.storage.fingerprint import model_fingerprint, tokenizer_fingerprint
 from trace_audit.storage.shards import plan_shards
 from trace_audit.storage.trace import TraceSequence
@@ -43,6 +45,9 @@ def replay(job: ReplayJob, emit: Emit, rendezvous: Rendezvous | None = None) -> 
     setup = prepare(job.config, source, max(_length(trace[i]) for i in chosen), rendezvous)
     shards = plan_shards(len(chosen), setup.config.engine.shard_size)
     subset = [trace[i].sequence_id for i in chosen] if job.only else None
+    distributions = full_logprobs_entry(audit)
+    reference = None if distributions is None else open_full_logprobs(audit, RECORD_RUN)
+    exact = None if reference is None else ExactReplayer(reference)
     # Before the weights are read: a name that is taken need not wait for them.
     writer = audit.run_writer(
         job.run_name,
@@ -53,6 +58,7 @@ def replay(job: ReplayJob, emit: Emit, rendezvous: Rendezvous | None = None) -> 
                 "config": numeric_config(setup.config),
                 "environment": setup.environment,
                 "subset": subset,
+                "full_logprobs": distributions,
             }
         ),
         num_shards=len(shards),
@@ -63,7 +69,8 @@ def replay(job: ReplayJob, emit: Emit, rendezvous: Rendezvous | None = None) -> 
         _check_vocabulary(opened.loaded.vocabulary_size, audit)
         resumed = len(writer.finished_shards)
         emit(Stage("replaying"))
-        run_shards(opened.built, writer, shards, chosen, _request_maker(opened.built, trace), emit)
+        make_request = _request_maker(opened.built, trace)
+        run_shards(opened.built, writer, shards, chosen, make_request, emit, exact)
         info = run_info(
             requested=job.config,
             setup=setup,
@@ -76,7 +83,8 @@ def replay(job: ReplayJob, emit: Emit, rendezvous: Rendezvous | None = None) -> 
         )
         repeat_kind = None if job.repeat_of is None else "rerun"
         path = writer.finish(
-            info | {"subset": subset, "repeat_of": job.repeat_of, "repeat_kind": repeat_kind}
+            info | {"subset": subset, "repeat_of": job.repeat_of, "repeat_kind": repeat_kind},
+            attachments=None if exact is None else exact_kl_attachments(writer),
         )
     return run_result(job.run_name, path, len(chosen), writer, resumed)
 

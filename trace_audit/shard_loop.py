@@ -9,6 +9,7 @@ from typing import Any
 
 from trace_audit.engine.build import BuiltEngine
 from trace_audit.engine.request import Request, RequestOutput
+from trace_audit.exact_positions import ExactCheck
 from trace_audit.jobs import Event, Progress
 from trace_audit.run_tables import num_nonfinite_rows, shard_table
 from trace_audit.storage.shards import ShardWriter
@@ -25,6 +26,7 @@ def run_shards(
     sequence_indices: Sequence[int],
     make_request: Callable[[int], Request],
     emit: Emit,
+    exact: ExactCheck | None = None,
 ) -> None:
     """Run every shard that is not finished and hand its rows to the writer.
 
@@ -35,6 +37,7 @@ def run_shards(
         sequence_indices: of the sequences to run, their index in the trace.
         make_request: from an index in the trace to its request.
         emit: told of progress.
+        exact: keeps whole distributions, or what they were compared with; None: nothing does.
     """
     requests = {i: make_request(i) for i in sequence_indices}
     todo = [n for n in range(len(shards)) if n not in writer.finished_shards]
@@ -49,7 +52,9 @@ def run_shards(
         indices = [sequence_indices[position] for position in shards[number]]
         before = asdict(built.engine.counters)
         start = time.perf_counter()
-        outputs = built.engine.run([requests[i] for i in indices], meter.add)
+        wanted = [requests[i] for i in indices]
+        most_rows = 0 if exact is None else exact.prepare(wanted)
+        outputs = built.engine.run(wanted, meter.add, max_full_logprobs=most_rows)
         seconds = time.perf_counter() - start
         writer.write_shard(
             number,
@@ -57,6 +62,7 @@ def run_shards(
             counters=_counters(before, asdict(built.engine.counters), outputs),
             finish_reasons=[o.finish_reason for o in outputs],
             engine_seconds=seconds,
+            attach=None if exact is None else exact.attach(outputs, indices),
         )
         meter.total += sum(len(o.token_ids) for o in outputs) - most_tokens(number)
         meter.emit_now()

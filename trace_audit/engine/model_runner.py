@@ -27,11 +27,13 @@ class StepOutput:
         batch: the launch.
         tokens: int64 [B], sampled or overwritten.
         statistics: of all B rows; None on a rank that does not sample.
+        logits: [B, V], untouched; None on a rank that does not sample.
     """
 
     batch: Batch
     tokens: torch.Tensor
     statistics: TokenStatistics | None
+    logits: torch.Tensor | None
 
 
 class ModelRunner:
@@ -114,7 +116,7 @@ class ModelRunner:
         tokens = self._world.all.broadcast(tokens, self._world.sampling_rank)
         rows = batch.committed_rows
         self.request_state.append_tokens(batch.idx_mapping.long()[rows], tokens[rows])
-        return StepOutput(batch=batch, tokens=tokens, statistics=statistics)
+        return StepOutput(batch=batch, tokens=tokens, statistics=statistics, logits=logits)
 
     def admit(self, request: Request) -> None:
         """Give the request a slot and, if it was swapped out, its KV back."""

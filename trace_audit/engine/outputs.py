@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from trace_audit.engine.full_logprobs import FullLogprobs
 from trace_audit.engine.model_runner import StepOutput
 from trace_audit.engine.request import Request, RequestOutput
 from trace_audit.engine.token_statistics import TokenStatistics
@@ -33,12 +34,20 @@ class OutputBuffer:
     def __init__(self) -> None:
         self._rows: list[_Row] = []
         self._steps: list[dict[str, torch.Tensor]] = []
+        self._full = FullLogprobs(0)
+        self._vocabulary_size = 0
+
+    def start(self, max_full_logprobs: int) -> None:
+        """Begin a run that keeps at most so many whole distributions."""
+        self._full = FullLogprobs(max_full_logprobs)
 
     def add(self, output: StepOutput) -> None:
         """Keep the committed rows of a launch. Called before the tokens are committed."""
         batch = output.batch
         if not batch.committed or output.statistics is None:
             return
+        assert output.logits is not None
+        self._vocabulary_size = output.logits.shape[1]
         for row in batch.committed:
             scheduled = batch.scheduled[row]
             request = scheduled.request
@@ -53,11 +62,22 @@ class OutputBuffer:
                     or scheduled.chunk_start < request.prompt_len,
                 )
             )
+            if request.full_logprobs is not None:
+                normalizer = output.statistics.logsumexp[row]
+                self._add_full(request, output.logits[row], normalizer)
         tensors = {name: getattr(output.statistics, name) for name in _FIELDS}
         tensors["token_ids"] = output.tokens
         if len(batch.committed) < len(batch.scheduled):
             tensors = {name: t[batch.committed_rows] for name, t in tensors.items()}
         self._steps.append(tensors)
+
+    def _add_full(self, request: Request, logits: torch.Tensor, logsumexp: torch.Tensor) -> None:
+        """Keep a row's whole distribution if it is wanted at the request's current step."""
+        assert request.full_logprobs is not None
+        step = len(request.output_token_ids)
+        priority = float(request.full_logprobs[step])
+        if self._full.wants(priority):
+            self._full.keep(request.request_id, step, priority, logits, logsumexp)
 
     def collect(self, requests: list[Request]) -> list[RequestOutput]:
         """Bring everything to the host, one output a request, and empty the buffer."""
@@ -84,6 +104,7 @@ class OutputBuffer:
             return np.array([getattr(row, name) for row in rows], dtype=np.int32)
 
         assert request.finish_reason is not None
+        full_steps, full_rows = self._full.collect(request.request_id, self._vocabulary_size)
         values = {name: column[index] for name, column in columns.items()}
         for name in ("token_ids", "rank", "tie_count", "top_token_ids", "support_token_ids"):
             values[name] = values[name].astype(np.int32)
@@ -95,5 +116,7 @@ class OutputBuffer:
             launch_requests=ints("launch_requests"),
             chunk_start=ints("chunk_start"),
             is_prefill=np.array([row.is_prefill for row in rows]),
+            full_logprob_steps=full_steps,
+            full_logprobs=full_rows,
             **values,  # type: ignore[arg-type]
         )
