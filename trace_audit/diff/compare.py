@@ -11,6 +11,7 @@ from trace_audit.diff import identity
 from trace_audit.diff.align import AlignedPair, align
 from trace_audit.diff.bootstrap import Resampler
 from trace_audit.diff.details import TokenDetails
+from trace_audit.diff.exact_kl import exact_check, exact_kl, exact_warnings
 from trace_audit.diff.expected import checked, expectation
 from trace_audit.diff.flips import TopChanges, top_changes
 from trace_audit.diff.floor import FloorBook, MeasuredFloor, gap_change_floor, with_floors
@@ -188,14 +189,21 @@ def _pair_summary(
     unequal = unequal_rows(pair)
     bitwise = unequal is not None and not unequal.any()
     refused = source.excess_refused(*names)
-    metrics = () if bitwise else table.metrics(kl, reverse, changes, excess_refused=refused)
+    exact = exact_kl(source, pair)
+    check = exact_check(exact, kl, reverse)
+    metrics = (
+        () if bitwise else table.metrics(kl, reverse, changes, excess_refused=refused, exact=exact)
+    )
     metrics = with_floors(metrics, floors)
     return PairSummary(
         baseline=baseline,
         candidate=candidate,
         config_differences=config,
         environment_differences=environment,
-        warnings=identity.warnings(baseline, candidate, config, environment),
+        warnings=(
+            *identity.warnings(baseline, candidate, config, environment),
+            *exact_warnings(check),
+        ),
         sequences=len(np.unique(pair.sequence)),
         groups=len(pair.group_ids),
         tokens=len(pair),
@@ -209,6 +217,7 @@ def _pair_summary(
         influence=influence(pair),
         metrics=metrics,
         kl_coverage=kl_coverage(kl, reverse),
+        exact_check=None if bitwise else check,
         flips=_flip_summary(changes, details),
         first_difference=first_place(pair, (pair.delta != 0) if unequal is None else unequal),
         first_flip=None if changes is None else first_place(pair, changes.flip),
