@@ -33,6 +33,7 @@ def make_job(device: str = "cpu") -> RecordJob:
         ignore_eos=True,
         stop_token_ids=(2,),
         stop_strings=("end",),
+        exact_positions=0,
         force=False,
     )
 

@@ -32,6 +32,7 @@ class RecordJob:
         ignore_eos: generate past the end-of-sequence token.
         stop_token_ids: ids that end a sequence, besides the model's own.
         stop_strings: texts that end a sequence.
+        exact_positions: positions whose whole distribution is kept; 0: none.
         force: replace what is in the way.
     """
 
@@ -45,6 +46,7 @@ class RecordJob:
     ignore_eos: bool
     stop_token_ids: tuple[int, ...]
     stop_strings: tuple[str, ...]
+    exact_positions: int
     force: bool
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from trace_audit.config import distribution_of
@@ -15,6 +16,7 @@ from trace_audit.engine.build import BuiltEngine
 from trace_audit.engine.request import Request
 from trace_audit.engine.sampling_params import SamplingParams
 from trace_audit.errors import InputError, RequestError
+from trace_audit.exact_record import finish_exact, start_exact
 from trace_audit.importing import add_imported, import_messages
 from trace_audit.jobs import Message, RecordJob, Rendezvous, Stage
 from trace_audit.model_check import check_model
@@ -23,6 +25,7 @@ from trace_audit.ranks import OpenEngine, open_engine
 from trace_audit.run_info import run_info, run_result
 from trace_audit.run_setup import ModelSource, digest, find_model, numeric_config, prepare
 from trace_audit.shard_loop import Emit, run_shards
+from trace_audit.stop_strings import StopStrings
 from trace_audit.storage.fingerprint import file_sha256, model_fingerprint, tokenizer_fingerprint
 from trace_audit.storage.prompts import PromptEntry, read_prompts
 from trace_audit.storage.record_writer import (
@@ -40,8 +43,6 @@ from trace_audit.tokenizer import (
     tokenizer_size,
     vocabulary_rows,
 )
-
-_STOP_WINDOW = 16  # tokens decoded beyond a stop string's own bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +94,7 @@ def record(job: RecordJob, emit: Emit, rendezvous: Rendezvous | None = None) -> 
                     "info": vars(info),
                     "config": numeric_config(setup.config),
                     "environment": setup.environment,
+                    "exact_positions": job.exact_positions,
                 }
             ),
             num_shards=len(shards),
@@ -100,6 +102,8 @@ def record(job: RecordJob, emit: Emit, rendezvous: Rendezvous | None = None) -> 
         )
         with writer:
             resumed = len(writer.finished_shards)
+            masks = _masks(sequences)
+            exact = start_exact(job, requests, masks, writer, info.vocabulary_size, emit)
             emit(Stage("recording"))
             indices = range(len(requests))
             run_shards(
@@ -110,8 +114,10 @@ def record(job: RecordJob, emit: Emit, rendezvous: Rendezvous | None = None) -> 
                 requests.__getitem__,
                 emit,
                 batch_order_seed=setup.config.engine.batch_order_seed,
+                exact=exact,
             )
             emit(Stage("writing"))
+            num_exact, attachments = finish_exact(exact, job, masks, writer, emit)
             check = _check(opened, writer, requests[0])
             warning = add_imported(
                 writer,
@@ -135,6 +141,7 @@ def record(job: RecordJob, emit: Emit, rendezvous: Rendezvous | None = None) -> 
             checks = {
                 "conformance_max_abs_delta_logprob": setup.conformance,
                 "model_check": check,
+                "exact_positions": num_exact,
             }
             writer.finish(
                 info,
@@ -142,6 +149,7 @@ def record(job: RecordJob, emit: Emit, rendezvous: Rendezvous | None = None) -> 
                 token_bytes=token_bytes,
                 special=special,
                 run_info=written | checks,
+                attachments=attachments,
             )
     return run_result("record", job.output, len(sequences), writer, resumed)
 
@@ -198,7 +206,7 @@ def _request(
     checker = None
     if job.stop_strings:
         assert tokenizer is not None
-        checker = _StopStrings(job.stop_strings, tokenizer)
+        checker = StopStrings(job.stop_strings, tokenizer)
     try:
         return built.input_processor.process(
             entry.sequence_id,
@@ -214,22 +222,6 @@ def _request(
             + error.message.replace("trace_decode_token_ids", "output_token_ids"),
             hint=error.hint,
         ) from error
-
-
-@dataclass(frozen=True)
-class _StopStrings:
-    """Whether a stop string appears in the text of the last tokens; every rank asks it.
-
-    A token has at least one byte, but for special ones that decode to nothing.
-    """
-
-    stops: tuple[str, ...]
-    tokenizer: PreTrainedTokenizerBase
-
-    def __call__(self, output_token_ids: Sequence[int]) -> bool:
-        window = max(len(stop.encode()) for stop in self.stops) + _STOP_WINDOW
-        text = self.tokenizer.decode(list(output_token_ids[-window:]), skip_special_tokens=False)
-        return any(stop in text for stop in self.stops)
 
 
 def _record_info(
@@ -256,6 +248,12 @@ def _record_info(
             "stop_strings": list(job.stop_strings),
         },
     )
+
+
+def _masks(sequences: Sequence[_Sequence]) -> dict[int, NDArray[np.bool_]]:
+    """Which tokens are scored, of the sequences where not all are: bool [T]."""
+    masks = {index: sequence.entry.score_mask for index, sequence in enumerate(sequences)}
+    return {i: np.array(mask, dtype=np.bool_) for i, mask in masks.items() if mask is not None}
 
 
 def _trace_prompt(sequence: _Sequence, job: RecordJob) -> TracePrompt:

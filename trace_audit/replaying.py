@@ -7,16 +7,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from trace_audit.config import distribution_of
 from trace_audit.engine.build import BuiltEngine
 from trace_audit.engine.request import Request
 from trace_audit.engine.sampling_params import SamplingParams
 from trace_audit.errors import ModelError
+from trace_audit.exact_positions import ExactReplayer, exact_kl_attachments
 from trace_audit.jobs import Rendezvous, ReplayJob, Stage
 from trace_audit.ranks import open_engine
 from trace_audit.run_info import run_info, run_result
 from trace_audit.run_setup import ModelSource, digest, find_model, numeric_config, prepare
 from trace_audit.shard_loop import Emit, run_shards
-from trace_audit.storage.audit_dir import AuditDir
+from trace_audit.storage.audit_dir import RECORD_RUN, AuditDir
+from trace_audit.storage.exact_files import full_logprobs_entry, open_full_logprobs
 from trace_audit.storage.fingerprint import model_fingerprint, tokenizer_fingerprint
 from trace_audit.storage.shards import plan_shards
 from trace_audit.storage.trace import TraceSequence
@@ -43,6 +46,11 @@ def replay(job: ReplayJob, emit: Emit, rendezvous: Rendezvous | None = None) -> 
     setup = prepare(job.config, source, max(_length(trace[i]) for i in chosen), rendezvous)
     shards = plan_shards(len(chosen), setup.config.engine.shard_size)
     subset = [trace[i].sequence_id for i in chosen] if job.only else None
+    distributions = full_logprobs_entry(audit)
+    reference = None if distributions is None else open_full_logprobs(audit, RECORD_RUN)
+    # Whole distributions are the model's own: those of processed logits are compared with nothing.
+    is_raw = distribution_of(setup.config.scoring).is_raw
+    exact = ExactReplayer(reference) if reference is not None and is_raw else None
     # Before the weights are read: a name that is taken need not wait for them.
     writer = audit.run_writer(
         job.run_name,
@@ -53,6 +61,7 @@ def replay(job: ReplayJob, emit: Emit, rendezvous: Rendezvous | None = None) -> 
                 "config": numeric_config(setup.config),
                 "environment": setup.environment,
                 "subset": subset,
+                "full_logprobs": distributions,
             }
         ),
         num_shards=len(shards),
@@ -71,6 +80,7 @@ def replay(job: ReplayJob, emit: Emit, rendezvous: Rendezvous | None = None) -> 
             _request_maker(opened.built, trace),
             emit,
             batch_order_seed=setup.config.engine.batch_order_seed,
+            exact=exact,
         )
         info = run_info(
             requested=job.config,
@@ -84,7 +94,8 @@ def replay(job: ReplayJob, emit: Emit, rendezvous: Rendezvous | None = None) -> 
         )
         repeat_kind = None if job.repeat_of is None else job.repeat_kind
         path = writer.finish(
-            info | {"subset": subset, "repeat_of": job.repeat_of, "repeat_kind": repeat_kind}
+            info | {"subset": subset, "repeat_of": job.repeat_of, "repeat_kind": repeat_kind},
+            attachments=None if exact is None else exact_kl_attachments(writer),
         )
     return run_result(job.run_name, path, len(chosen), writer, resumed)
 

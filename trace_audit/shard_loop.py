@@ -10,6 +10,7 @@ from typing import Any
 from trace_audit.batch_order import batch_order
 from trace_audit.engine.build import BuiltEngine
 from trace_audit.engine.request import Request, RequestOutput
+from trace_audit.exact_positions import ExactCheck
 from trace_audit.jobs import Event, Progress
 from trace_audit.run_tables import num_impossible_tokens, num_nonfinite_rows, shard_table
 from trace_audit.storage.shards import ShardWriter
@@ -28,6 +29,7 @@ def run_shards(
     emit: Emit,
     *,
     batch_order_seed: int,
+    exact: ExactCheck | None = None,
 ) -> None:
     """Run every shard that is not finished and hand its rows to the writer.
 
@@ -40,6 +42,7 @@ def run_shards(
         emit: told of progress.
         batch_order_seed: shuffles the order in which a shard's sequences enter the engine; rows
             are written in trace order whatever it is.
+        exact: keeps whole distributions, or what they were compared with; None: nothing does.
     """
     requests = {i: make_request(i) for i in sequence_indices}
     todo = [n for n in range(len(shards)) if n not in writer.finished_shards]
@@ -54,12 +57,10 @@ def run_shards(
         indices = [sequence_indices[position] for position in shards[number]]
         before = asdict(built.engine.counters)
         start = time.perf_counter()
-        outputs = _run_shuffled(
-            built,
-            [requests[i] for i in indices],
-            batch_order(batch_order_seed, number, len(indices)),
-            meter,
-        )
+        wanted = [requests[i] for i in indices]
+        most_rows = 0 if exact is None else exact.prepare(wanted)
+        order = batch_order(batch_order_seed, number, len(indices))
+        outputs = _run_shuffled(built, wanted, order, meter, most_rows)
         seconds = time.perf_counter() - start
         writer.write_shard(
             number,
@@ -67,16 +68,22 @@ def run_shards(
             counters=_counters(before, asdict(built.engine.counters), outputs),
             finish_reasons=[o.finish_reason for o in outputs],
             engine_seconds=seconds,
+            attach=None if exact is None else exact.attach(outputs, indices),
         )
         meter.total += sum(len(o.token_ids) for o in outputs) - most_tokens(number)
         meter.emit_now()
 
 
 def _run_shuffled(
-    built: BuiltEngine, requests: Sequence[Request], order: Sequence[int], meter: _Meter
+    built: BuiltEngine,
+    requests: Sequence[Request],
+    order: Sequence[int],
+    meter: _Meter,
+    max_full_logprobs: int,
 ) -> list[RequestOutput]:
     """Run requests in an order of their positions; the outputs come in the order given."""
-    outputs = built.engine.run([requests[position] for position in order], meter.add)
+    shuffled = [requests[position] for position in order]
+    outputs = built.engine.run(shuffled, meter.add, max_full_logprobs=max_full_logprobs)
     by_position = dict(zip(order, outputs, strict=True))
     return [by_position[position] for position in range(len(requests))]
 

@@ -12,7 +12,9 @@ from tests.storage.build import make_audit, make_run
 from trace_audit.storage.audit_dir import AuditInfo
 from trace_audit.storage.prompt_fields import check_keys
 from trace_audit.storage.schema import (
+    EXACT_KL_SCHEMA,
     FORMAT_VERSION,
+    FULL_LOGPROBS_SCHEMA,
     SHARD_SCHEMA,
     TRACE_SCHEMA,
     VOCABULARY_SCHEMA,
@@ -22,7 +24,10 @@ DOCUMENT = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encodin
 NAMED = set(re.findall(r"`([^`\n]+)`", DOCUMENT))
 
 
-@pytest.mark.parametrize("schema", [SHARD_SCHEMA, TRACE_SCHEMA, VOCABULARY_SCHEMA])
+SCHEMAS = [SHARD_SCHEMA, TRACE_SCHEMA, VOCABULARY_SCHEMA, FULL_LOGPROBS_SCHEMA, EXACT_KL_SCHEMA]
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
 def test_every_column_is_documented(schema) -> None:  # type: ignore[no-untyped-def]
     assert set(schema.names) <= NAMED
 

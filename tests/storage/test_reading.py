@@ -33,7 +33,7 @@ from trace_audit.errors import AuditDirError, InvalidComparisonError, RunFailedE
 from trace_audit.storage.audit_dir import AuditDir
 from trace_audit.storage.files import file_entry, sealed
 from trace_audit.storage.imported import ImportedSequence, imported_tokens
-from trace_audit.storage.schema import TOKENS_SCHEMA
+from trace_audit.storage.schema import FORMAT_VERSION, TOKENS_SCHEMA
 from trace_audit.storage.shards import plan_shards
 from trace_audit.storage.tables import write_table
 from trace_audit.storage.trace import TraceSequence, trace_digest
@@ -80,7 +80,7 @@ def test_every_value_survives_nan_infinities_and_nulls_included(audit: AuditDir)
 def test_the_file_is_what_the_format_says(audit: AuditDir) -> None:
     file = pq.ParquetFile(audit.path / "runs" / "x" / "tokens.parquet")
     assert file.metadata.metadata == {
-        b"format_version": b"1",
+        b"format_version": str(FORMAT_VERSION).encode(),
         b"trace_sha256": audit.info.trace_sha256.encode(),
     }
     assert file.num_row_groups == len(SHARDS)
@@ -247,15 +247,17 @@ def test_other_columns(audit: AuditDir) -> None:
 
 
 def test_a_newer_format_is_refused_wherever_it_is_stated(audit: AuditDir) -> None:
-    table = audit.read_tokens("x")
-    rewrite_tokens(audit, table, {"format_version": "2", "trace_sha256": audit.info.trace_sha256})
-    with pytest.raises(AuditDirError, match=r"tokens.parquet has format version 2"):
+    table, newer = audit.read_tokens("x"), FORMAT_VERSION + 1
+    stated = {"format_version": str(newer), "trace_sha256": audit.info.trace_sha256}
+    rewrite_tokens(audit, table, stated)
+    with pytest.raises(AuditDirError, match=rf"tokens.parquet has format version {newer}"):
         audit.read_tokens("x")
-    edit_json(audit.path / "runs" / "x" / "run.json", format_version=2)
-    with pytest.raises(AuditDirError, match=r"run.json has format version 2"):
+    edit_json(audit.path / "runs" / "x" / "run.json", format_version=newer)
+    with pytest.raises(AuditDirError, match=rf"run.json has format version {newer}"):
         audit.run_info("x")
-    edit_json(audit.path / "audit.json", format_version=2, a_new_key=1)
-    with pytest.raises(AuditDirError, match=r"format version 2; .* reads up to 1") as caught:
+    edit_json(audit.path / "audit.json", format_version=newer, a_new_key=1)
+    said = rf"format version {newer}; .* reads up to {FORMAT_VERSION}"
+    with pytest.raises(AuditDirError, match=said) as caught:
         AuditDir.open(audit.path)
     assert caught.value.hint is not None
     assert "newer trace-audit" in caught.value.hint

@@ -100,6 +100,14 @@ def _not_empty(
     metavar="TEXT",
     help="A text that ends a sequence; repeatable.",
 )
+@click.option(
+    "--exact-positions",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Keep whole distributions at N seeded positions; replays then tell exact KL there.",
+)
 @click.option("--force", is_flag=True, help="Replace an audit that is already there.")
 @click.pass_context
 def record(
@@ -115,6 +123,7 @@ def record(
     ignore_eos: bool,
     stop_token_ids: tuple[int, ...],
     stop_strings: tuple[str, ...],
+    exact_positions: int,
     force: bool,
 ) -> int:
     """Record a token trace and its reference logprobs.
@@ -142,6 +151,7 @@ def record(
             ignore_eos=ignore_eos,
             stop_token_ids=stop_token_ids,
             stop_strings=stop_strings,
+            exact_positions=exact_positions,
             force=force,
         )
         debug = context.find_root().params["debug"]

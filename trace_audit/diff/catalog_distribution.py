@@ -9,6 +9,13 @@ from trace_audit.diff.metric_info import SAMPLED, SIGNED, MetricInfo
 _ANY = float("-inf")
 _kl = partial(MetricInfo, section="kl", unit="nats", source="diff/kl_metrics.py")
 _SUPPORT = "both runs and the record run have logprobs at the fixed support"
+_exact = partial(
+    MetricInfo,
+    section="kl",
+    unit="nats",
+    source="diff/exact_kl.py",
+    valid="one run is the record, which was made with --exact-positions",
+)
 _logits = partial(MetricInfo, section="distribution", unit="nats", source="diff/metrics.py")
 _top = partial(
     MetricInfo,
@@ -45,6 +52,16 @@ DISTRIBUTION: dict[str, MetricInfo] = {
         reads="the reverse KL is at least this",
         valid=_SUPPORT,
         not_gated="it bounds KL from below; gate on kl.reverse",
+    ),
+    "kl.exact": _exact(
+        label="exact KL(baseline||candidate)",
+        formula="mean KL(A || B) over the whole vocabulary, at the record's exact positions",
+        reads="whether kl.mean holds here: its note compares the two at the same positions",
+    ),
+    "kl.exact_reverse": _exact(
+        label="exact KL(candidate||baseline)",
+        formula="mean KL(B || A) over the whole vocabulary, at the record's exact positions",
+        reads="whether kl.reverse holds here",
     ),
     "kl.excess": _kl(
         unit="factor",

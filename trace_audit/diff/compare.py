@@ -12,6 +12,7 @@ from trace_audit.diff.align import AlignedPair, align
 from trace_audit.diff.bands import with_bands
 from trace_audit.diff.bootstrap import Resampler
 from trace_audit.diff.details import TokenDetails
+from trace_audit.diff.exact_kl import exact_check, exact_kl, exact_warnings
 from trace_audit.diff.expected import checked, expectation
 from trace_audit.diff.flips import TopChanges, top_changes
 from trace_audit.diff.floor import FloorBook, MeasuredFloor, gap_change_floor, with_floors
@@ -194,14 +195,22 @@ def _pair_summary(
     unequal, lost = unequal_rows(pair), lost_rows(pair)
     bitwise = unequal is not None and not unequal.any()
     refused = source.excess_refused(*names)
-    metrics = () if bitwise else table.metrics(kl, reverse, changes, excess_refused=refused)
+    exact = exact_kl(source, pair)
+    check = exact_check(exact, kl, reverse)
+    metrics = (
+        () if bitwise else table.metrics(kl, reverse, changes, excess_refused=refused, exact=exact)
+    )
     metrics = with_bands(with_floors(metrics, floors), baseline, candidate)
     return PairSummary(
         baseline=baseline,
         candidate=candidate,
         config_differences=config,
         environment_differences=environment,
-        warnings=(*identity.warnings(baseline, candidate, config, environment), *hints(pair)),
+        warnings=(
+            *identity.warnings(baseline, candidate, config, environment),
+            *hints(pair),
+            *exact_warnings(check),
+        ),
         sequences=len(np.unique(pair.sequence)),
         groups=len(pair.group_ids),
         tokens=len(pair),
@@ -215,6 +224,7 @@ def _pair_summary(
         influence=influence(pair),
         metrics=metrics,
         kl_coverage=kl_coverage(kl, reverse),
+        exact_check=None if bitwise else check,
         flips=_flip_summary(changes, details),
         first_difference=first_place(pair, (pair.delta != 0) if unequal is None else unequal),
         first_flip=None if changes is None else first_place(pair, changes.flip),

@@ -13,6 +13,7 @@ from trace_audit.diff.bootstrap import Resampler
 from trace_audit.diff.catalog import CATALOG, absent, metric
 from trace_audit.diff.columns import FloatArray
 from trace_audit.diff.estimators import Estimate, GroupedTokens
+from trace_audit.diff.exact_kl import NOT_ASKED, ExactKL, exact_metrics
 from trace_audit.diff.flips import TopChanges
 from trace_audit.diff.intervals import clipped
 from trace_audit.diff.kl import KLTerms
@@ -51,6 +52,7 @@ class MetricTable:
         changes: TopChanges | None,
         *,
         excess_refused: str | None = "the dtypes of the runs are not known",
+        exact: ExactKL | str = NOT_ASKED,
     ) -> tuple[Metric, ...]:
         """Every metric of the catalog, in its order.
 
@@ -59,6 +61,7 @@ class MetricTable:
             reverse: KL(candidate || baseline) of each row.
             changes: Changes of the best token, where they are known.
             excess_refused: Why `kl.excess` has no meaning here; None if it has one.
+            exact: The exact KL, or why it cannot be had.
         """
         if not self.pair.finite.any():
             reason = "every candidate logprob is non-finite"
@@ -69,6 +72,7 @@ class MetricTable:
             *self._delta_metrics(),
             *self._probability_metrics(),
             *kl_metrics(self.pair, self.grouped, kl, reverse, excess_refused=excess_refused),
+            *exact_metrics(self.grouped, len(self.pair), exact, kl, reverse),
             *self._distribution_metrics(),
             *self._top_metrics(changes),
             *rl_metrics(self.pair, self.grouped, why_not_sampled(self.pair)),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from trace_audit.diff.agreement import ExactCheck
 from trace_audit.diff.metric import Interval as Interval
 from trace_audit.diff.metric import Metric as Metric
 from trace_audit.diff.metric import MetricSection as MetricSection
@@ -155,6 +156,8 @@ class PairSummary:
         non_finite: Candidate rows whose logprob is not finite, where the baseline's is.
         effective_n: Tokens over the design effect of mean |delta|; None with one group.
         metrics: Empty when ``bitwise``.
+        exact_check: The KL estimate against the exact one; None when ``bitwise`` or where there is
+            no exact KL.
         floors: What repeats of either run say about noise; empty if there are none.
         not_gated: Why it may be reported and not judged; None if it may be judged.
         verdict: None when nothing was gated.
@@ -180,6 +183,7 @@ class PairSummary:
     influence: Influence | None
     metrics: tuple[Metric, ...]
     kl_coverage: KLCoverage | None
+    exact_check: ExactCheck | None = None
     flips: FlipSummary
     first_difference: Place | None
     first_flip: Place | None

@@ -239,10 +239,10 @@ def _memory_budget(config: EngineConfig, device: torch.device) -> int:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return max(0, int(free - total * (1 - config.gpu_memory_utilization)))
-    return int(_available_memory() * _CPU_MEMORY_SHARE)
+    return int(available_memory() * _CPU_MEMORY_SHARE)
 
 
-def _available_memory() -> int:
+def available_memory() -> int:
     """Bytes the host could still give without swapping."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:

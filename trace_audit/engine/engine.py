@@ -47,13 +47,18 @@ class Engine:
         return self._scheduler.counters
 
     def run(
-        self, requests: Sequence[Request], on_tokens: Callable[[int], None] | None = None
+        self,
+        requests: Sequence[Request],
+        on_tokens: Callable[[int], None] | None = None,
+        *,
+        max_full_logprobs: int = 0,
     ) -> list[RequestOutput]:
         """Run requests to their end on every rank, and drain the engine. Rank 0 calls this.
 
         Args:
             requests: from `InputProcessor`, unique ids; they are scheduled in this order.
             on_tokens: told how many tokens each step committed.
+            max_full_logprobs: the most whole distributions kept of all the requests together.
 
         Returns:
             One output a request, in the order given.
@@ -65,23 +70,28 @@ class Engine:
         if not requests:
             return []
         self._check(requests)
-        self._world.all.broadcast_object(list(requests), 0)
-        outputs = self._run(requests, on_tokens)
+        self._world.all.broadcast_object((list(requests), max_full_logprobs), 0)
+        outputs = self._run(requests, on_tokens, max_full_logprobs)
         _check_replays(requests, outputs)
         return outputs
 
     def follow(self) -> None:
         """Run what rank 0 runs until it closes its engine. Every other rank calls this."""
-        while (requests := self._world.all.broadcast_object(None, 0)) is not None:
-            self._run(requests, None)
+        while (work := self._world.all.broadcast_object(None, 0)) is not None:
+            requests, max_full_logprobs = work
+            self._run(requests, None, max_full_logprobs)
 
     def close(self) -> None:
         """End the other ranks' `follow`. Rank 0 calls this."""
         self._world.all.broadcast_object(None, 0)
 
     def _run(
-        self, requests: Sequence[Request], on_tokens: Callable[[int], None] | None
+        self,
+        requests: Sequence[Request],
+        on_tokens: Callable[[int], None] | None,
+        max_full_logprobs: int,
     ) -> list[RequestOutput]:
+        self._outputs.start(max_full_logprobs)
         for request in requests:
             self._scheduler.add(request)
         with torch.inference_mode():

@@ -33,6 +33,7 @@ class StepOutput:
         statistics: of all B rows; None on a rank that does not sample.
         committed: rows whose token counts, in order.
         committed_rows: int64 [num_committed] on the device, the same.
+        logits: [B, V], untouched; None on a rank that does not sample.
     """
 
     batch: Batch
@@ -40,6 +41,7 @@ class StepOutput:
     statistics: TokenStatistics | None
     committed: list[int]
     committed_rows: torch.Tensor
+    logits: torch.Tensor | None
 
 
 class ModelRunner:
@@ -137,6 +139,7 @@ class ModelRunner:
             batch=batch,
             tokens=tokens,
             statistics=statistics,
+            logits=logits,
             committed=committed,
             committed_rows=rows,
         )

@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from trace_audit.engine.batch import LogitsRow
+from trace_audit.engine.full_logprobs import FullLogprobs
 from trace_audit.engine.model_runner import StepOutput
 from trace_audit.engine.request import PHASES, Request, RequestOutput
 from trace_audit.engine.token_statistics import TokenStatistics
@@ -33,12 +35,20 @@ class OutputBuffer:
     def __init__(self) -> None:
         self._rows: list[_Row] = []
         self._steps: list[dict[str, torch.Tensor]] = []
+        self._full = FullLogprobs(0)
+        self._vocabulary_size = 0
+
+    def start(self, max_full_logprobs: int) -> None:
+        """Begin a run that keeps at most so many whole distributions."""
+        self._full = FullLogprobs(max_full_logprobs)
 
     def add(self, output: StepOutput) -> None:
         """Keep the committed rows of a launch. Called before the tokens are committed."""
         batch = output.batch
         if not output.committed or output.statistics is None:
             return
+        assert output.logits is not None
+        self._vocabulary_size = output.logits.shape[1]
         for index in output.committed:
             row = batch.rows[index]
             self._rows.append(
@@ -51,11 +61,21 @@ class OutputBuffer:
                     phase=PHASES.index(row.scheduled.phase),
                 )
             )
+            if row.request.full_logprobs is not None:
+                normalizer = output.statistics.logsumexp[index]
+                self._add_full(row, output.logits[index], normalizer)
         tensors = {name: getattr(output.statistics, name) for name in _FIELDS}
         tensors["token_ids"] = output.tokens
         if len(output.committed) < len(output.tokens):
             tensors = {name: t[output.committed_rows] for name, t in tensors.items()}
         self._steps.append(tensors)
+
+    def _add_full(self, row: LogitsRow, logits: torch.Tensor, logsumexp: torch.Tensor) -> None:
+        """Keep a row's whole distribution if it is wanted at the row's step."""
+        assert row.request.full_logprobs is not None
+        priority = float(row.request.full_logprobs[row.step])
+        if self._full.wants(priority):
+            self._full.keep(row.request.request_id, row.step, priority, logits, logsumexp)
 
     def collect(self, requests: list[Request]) -> list[RequestOutput]:
         """Bring everything to the host, one output a request, and empty the buffer."""
@@ -82,6 +102,7 @@ class OutputBuffer:
             return np.array([getattr(row, name) for row in rows], dtype=np.int32)
 
         assert request.finish_reason is not None
+        full_steps, full_rows = self._full.collect(request.request_id, self._vocabulary_size)
         values = {name: column[index] for name, column in columns.items()}
         for name in ("token_ids", "rank", "tie_count", "top_token_ids", "support_token_ids"):
             values[name] = values[name].astype(np.int32)
@@ -93,5 +114,7 @@ class OutputBuffer:
             launch_requests=ints("launch_requests"),
             chunk_start=ints("chunk_start"),
             phase=ints("phase").astype(np.int8),
+            full_logprob_steps=full_steps,
+            full_logprobs=full_rows,
             **values,  # type: ignore[arg-type]
         )

@@ -139,6 +139,7 @@ class PrefillRunner(ModelRunner):
             batch=batch,
             tokens=tokens,
             statistics=statistics,
+            logits=logits,
             committed=committed,
             committed_rows=to_device(np.array(committed, dtype=np.int64), self.device),
         )

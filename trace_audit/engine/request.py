@@ -30,6 +30,9 @@ class Request:
         stop_checker: called after each sampled token; None for none.
         support_token_ids: int32 [len(trace), num_support], ids whose logprobs are wanted at each
             step (-1 for none); None: the step's own top ids and tail draws are taken.
+        full_logprobs: float64 [max_tokens], the priority of each step's logprobs over the whole
+            vocabulary: of all requests that run together those of smallest priority are returned,
+            of infinite priority none; None: none of this request.
         output_token_ids: committed tokens.
         slot: row of the request state while running, else -1.
         block_ids: KV blocks in position order.
@@ -44,6 +47,7 @@ class Request:
     eos_token_ids: frozenset[int] = frozenset()
     stop_checker: StopChecker | None = None
     support_token_ids: npt.NDArray[np.int32] | None = None
+    full_logprobs: npt.NDArray[np.float64] | None = None
     output_token_ids: list[int] = field(default_factory=list)
     slot: int = -1
     block_ids: list[int] = field(default_factory=list)
@@ -113,6 +117,8 @@ class RequestOutput:
         support_logprobs: float32 [T, num_support]; NaN where the id is -1.
         log_tail_mass: float32 [T], log of the probability outside the support's top ids.
         logits_hash: int64 [T].
+        full_logprob_steps: int32 [n], ascending, the steps whose whole distribution was kept.
+        full_logprobs: float32 [n, V], natural-log probability of every id at those steps.
     """
 
     request_id: str
@@ -134,3 +140,5 @@ class RequestOutput:
     support_logprobs: npt.NDArray[np.float32]
     log_tail_mass: npt.NDArray[np.float32]
     logits_hash: npt.NDArray[np.int64]
+    full_logprob_steps: npt.NDArray[np.int32]
+    full_logprobs: npt.NDArray[np.float32]

@@ -22,8 +22,7 @@ from trace_audit.storage.schema import (
     TRACE_SCHEMA,
     VOCABULARY_SCHEMA,
 )
-from trace_audit.storage.shards import check_row_order
-from trace_audit.storage.tables import read_table
+from trace_audit.storage.tables import check_row_order, read_table
 from trace_audit.storage.trace import TraceSequence, trace_digest, trace_sequences
 from trace_audit.storage.vocabulary import Vocabulary
 
@@ -187,17 +186,30 @@ class AuditDir:
         path = self.path / RUNS_NAME / name / TOKENS_NAME
         check_file(path, _file(info, TOKENS_NAME))
         table, metadata = read_table(path, TOKENS_SCHEMA)
-        _check_version(path, metadata.get(VERSION_KEY))
-        if metadata.get(TRACE_KEY) != self.info.trace_sha256:
-            raise InvalidComparisonError(
-                f"Run {name!r} scored another trace than this audit's.",
-                hint="Files of two audits were mixed; replay the run on this audit.",
-            )
+        self.check_metadata(name, path, metadata)
         try:
             check_row_order(table)
         except ValueError as error:
             raise AuditDirError(f"The rows of {path} are not in order: {error}.") from error
         return table
+
+    def run_directory(self, name: str) -> Path:
+        """Where the files of a run are."""
+        return self.path / RUNS_NAME / name
+
+    def check_metadata(self, run: str, path: Path, metadata: Mapping[str, str]) -> None:
+        """Holds a run's file to this format and to this audit's trace.
+
+        Raises:
+            AuditDirError: It is of a newer format, or states none.
+            InvalidComparisonError: It is of another trace.
+        """
+        _check_version(path, metadata.get(VERSION_KEY))
+        if metadata.get(TRACE_KEY) != self.info.trace_sha256:
+            raise InvalidComparisonError(
+                f"Run {run!r} scored another trace than this audit's.",
+                hint="Files of two audits were mixed; replay the run on this audit.",
+            )
 
     def run_writer(self, name: str, *, job_digest: str, num_shards: int, force: bool) -> RunWriter:
         """Starts or resumes a run; see :class:`RunWriter`.
@@ -213,19 +225,24 @@ class AuditDir:
 
     def verify(self) -> list[str]:
         """Checks every file; a sentence a problem, none if all is well."""
+        from trace_audit.storage.exact_files import open_full_logprobs, read_exact_kl
+
         problems = [
             f"{path} has no {RUN_NAME}."
             for path in sorted((self.path / RUNS_NAME).glob("[!.]*"))
             if not (path / RUN_NAME).is_file()
         ]
         checks: list[Callable[[], object]] = [self.read_trace, self.vocabulary]
-        checks += [partial(self.read_tokens, name) for name in self.run_names()]
+        for name in self.run_names():
+            checks.append(partial(self.read_tokens, name))
+            checks += [partial(read, self, name) for read in (read_exact_kl, open_full_logprobs)]
         for check in checks:
             try:
                 check()
             except (AuditDirError, InvalidComparisonError) as error:
                 problems.append(error.message)
-        return problems
+        # A damaged run.json is met once a file of its run.
+        return list(dict.fromkeys(problems))
 
     def _read(self, name: str, schema: pa.Schema) -> pa.Table:
         path = self.path / name

@@ -32,16 +32,16 @@ from trace_audit.storage.files import (
 )
 from trace_audit.storage.lock import is_locked
 from trace_audit.storage.recorded import TracePrompt, shard_sequences
-from trace_audit.storage.run_files import VERSION_KEY, build_run
+from trace_audit.storage.run_files import VERSION_KEY, Attachments, build_run
 from trace_audit.storage.schema import (
     FORMAT_VERSION,
     TOKENS_SCHEMA,
     TRACE_SCHEMA,
     VOCABULARY_SCHEMA,
 )
-from trace_audit.storage.shards import ShardWriter, check_row_order
+from trace_audit.storage.shards import ShardWriter
 from trace_audit.storage.swap import roll_back, swap_in
-from trace_audit.storage.tables import fit, write_table
+from trace_audit.storage.tables import check_row_order, fit, write_table
 from trace_audit.storage.trace import TraceSequence, trace_digest, trace_table
 from trace_audit.storage.vocabulary import vocabulary_table
 
@@ -127,6 +127,7 @@ class RecordWriter(ShardWriter):
         token_bytes: Sequence[bytes],
         special: Sequence[bool],
         run_info: Mapping[str, Any],
+        attachments: Attachments | None = None,
     ) -> AuditDir:
         """Writes trace, vocabulary and runs, and puts the audit in place, audit.json last.
 
@@ -136,6 +137,7 @@ class RecordWriter(ShardWriter):
             token_bytes: Of each id of the model's logits.
             special: Whether each id is a control token.
             run_info: What run.json of the record run says.
+            attachments: Files beside the record run's rows.
 
         Returns:
             The complete audit.
@@ -151,7 +153,7 @@ class RecordWriter(ShardWriter):
         remove(staged)
         sequences = self._sequences(prompts)
         digest = trace_digest(sequences)
-        self._build_runs(staged / RUNS_NAME, digest, run_info)
+        self._build_runs(staged / RUNS_NAME, digest, run_info, attachments)
         _write(staged / TRACE_NAME, TRACE_SCHEMA, trace_table(sequences))
         _write(staged / VOCABULARY_NAME, VOCABULARY_SCHEMA, vocabulary_table(token_bytes, special))
         audit = AuditInfo(
@@ -191,7 +193,13 @@ class RecordWriter(ShardWriter):
                     hint="Wait until it ends, then repeat the command: its work is kept.",
                 )
 
-    def _build_runs(self, runs: Path, digest: str, run_info: Mapping[str, Any]) -> None:
+    def _build_runs(
+        self,
+        runs: Path,
+        digest: str,
+        run_info: Mapping[str, Any],
+        attachments: Attachments | None,
+    ) -> None:
         tables = (shard.table.select(TOKENS_SCHEMA.names) for shard in self.shards())
         build_run(
             runs / RECORD_RUN,
@@ -200,6 +208,7 @@ class RecordWriter(ShardWriter):
             trace_sha256=digest,
             run_info=run_info,
             counters=self.counters(),
+            attachments=attachments,
         )
         if self._imported is not None:
             table, info = self._imported

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from trace_audit.errors import AuditDirError, RunFailedError
 from trace_audit.storage.files import remove
-from trace_audit.storage.run_files import RUN_NAME, build_run
+from trace_audit.storage.run_files import RUN_NAME, Attachments, build_run
 from trace_audit.storage.schema import TOKENS_SCHEMA
 from trace_audit.storage.shards import ShardWriter
 from trace_audit.storage.swap import roll_back, swap_in
@@ -59,12 +59,15 @@ class RunWriter(ShardWriter):
             subject=f"Run {name!r} of {audit.path}",
         )
 
-    def finish(self, run_info: Mapping[str, Any]) -> Path:
+    def finish(
+        self, run_info: Mapping[str, Any], *, attachments: Attachments | None = None
+    ) -> Path:
         """Merges the shards and puts the run in place, instead of an old one if forced.
 
         Args:
             run_info: What run.json says besides files, counters, name and completeness. A
                 `subset` lists the sequence ids of a run restricted on purpose.
+            attachments: Files beside its rows.
 
         Returns:
             The run's directory.
@@ -85,6 +88,7 @@ class RunWriter(ShardWriter):
             trace_sha256=self._audit.info.trace_sha256,
             run_info=run_info,
             counters=self.counters(),
+            attachments=attachments,
         )
         self._check_free()
         swap_in(staged, self._runs, self._replaced, parts=(), marker=self._name)

@@ -3,13 +3,15 @@
 History of the format:
 
 - 1: trace, vocabulary and runs as described in ``docs/formats.md``.
+- 2: whole distributions at some positions beside the record run (``full_logprobs.parquet``), and
+  the exact KL there beside every replay (``exact_kl.parquet``).
 """
 
 from __future__ import annotations
 
 import pyarrow as pa
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 FORMAT_NAME = "trace-audit"
 
 NUM_TOP = 5
@@ -76,6 +78,25 @@ VOCABULARY_SCHEMA: pa.Schema = pa.schema(
     ]
 )
 """A row an id of the model's logits, in order."""
+
+FULL_LOGPROBS_SCHEMA: pa.Schema = pa.schema(
+    [
+        _required("sequence_index", pa.int32()),
+        _required("step", pa.int32()),
+        _required("logprobs", _list(pa.float32(), nullable=False)),
+    ]
+)
+"""A row a position whose whole distribution is kept, sorted by (sequence_index, step)."""
+
+EXACT_KL_SCHEMA: pa.Schema = pa.schema(
+    [
+        _required("sequence_index", pa.int32()),
+        _required("step", pa.int32()),
+        _required("kl_from_record", pa.float64()),
+        _required("kl_to_record", pa.float64()),
+    ]
+)
+"""KL(record || run) and KL(run || record) at those positions, in the same order."""
 
 PHASES = ("prefill", "decode", "verify")
 SOURCES = ("greedy", "sampled", "imported")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +26,13 @@ from trace_audit.storage.files import (
 )
 from trace_audit.storage.lock import LOCK_NAME, DirectoryLock
 from trace_audit.storage.schema import FORMAT_VERSION, SHARD_SCHEMA
-from trace_audit.storage.tables import fit, read_metadata, read_table, write_table
+from trace_audit.storage.tables import (
+    check_row_order,
+    fit,
+    read_metadata,
+    read_table,
+    write_table,
+)
 
 _JOB_NAME = "job.json"
 
@@ -118,6 +124,7 @@ class ShardWriter:
         counters: Mapping[str, int],
         finish_reasons: Sequence[str],
         engine_seconds: float = 0.0,
+        attach: Callable[[Path], object] | None = None,
     ) -> None:
         """Keeps a finished shard; once this returns, it survives a crash.
 
@@ -127,6 +134,7 @@ class ShardWriter:
             counters: Added up over shards when the run is finished.
             finish_reasons: One a sequence, in order.
             engine_seconds: Time spent; kept apart from the bytes of the run.
+            attach: Writes what else the shard keeps, at the path it is given; see `attachment`.
 
         Raises:
             RunFailedError: The disk refused.
@@ -145,13 +153,16 @@ class ShardWriter:
         }
         path = self._shard_path(index)
         write_atomically(path, lambda to: write_table(to, SHARD_SCHEMA, [rows], metadata))
-        entry = {
+        entry: dict[str, Any] = {
             **file_entry(path),
             "engine_seconds": float(engine_seconds),
             "rows": rows.num_rows,
         }
+        if attach is not None:
+            write_atomically(_attachment_path(path), attach)
+            entry["attachment"] = file_entry(_attachment_path(path))
         # Last: a shard without its sidecar does not count.
-        write_json(path.with_suffix(".json"), entry)
+        write_json(_sidecar_path(path), entry)
         self._entries[index] = entry
 
     def read_shard(self, index: int) -> Shard:
@@ -168,6 +179,16 @@ class ShardWriter:
             counters=json.loads(metadata["counters"]),
             finish_reasons=json.loads(metadata["finish_reasons"]),
         )
+
+    def attachment(self, index: int) -> Path:
+        """What else a finished shard keeps, as its `attach` wrote it.
+
+        Raises:
+            AuditDirError: It was damaged since.
+        """
+        path = _attachment_path(self._shard_path(index))
+        check_file(path, self._entries[index]["attachment"])
+        return path
 
     def shards(self) -> Iterator[Shard]:
         """Every shard in order, one in memory at a time.
@@ -242,8 +263,8 @@ class ShardWriter:
         if self._job() == job:
             self._entries = entries
             shards = [self._shard_path(index) for index in entries]
-            sidecars = [path.with_suffix(".json") for path in shards]
-            self._clear(keep={_JOB_NAME, *(path.name for path in [*shards, *sidecars])})
+            beside = [f(p) for p in shards for f in (_sidecar_path, _attachment_path)]
+            self._clear(keep={_JOB_NAME, *(path.name for path in [*shards, *beside])})
             return
         if entries and not force:
             raise AuditDirError(
@@ -268,6 +289,8 @@ class ShardWriter:
             try:
                 entry = read_json(path)
                 check_file(path.with_suffix(".parquet"), entry)
+                if "attachment" in entry:
+                    check_file(_attachment_path(path), entry["attachment"])
             except AuditDirError:
                 # Damaged or half there: the shard is done again.
                 continue
@@ -284,14 +307,9 @@ class ShardWriter:
         return self._directory / f"shard-{index:06d}.parquet"
 
 
-def check_row_order(table: pa.Table) -> None:
-    """Holds a table to rows sorted by (sequence_index, step), none twice.
+def _sidecar_path(shard: Path) -> Path:
+    return shard.with_suffix(".json")
 
-    Raises:
-        ValueError: They are not.
-    """
-    keys = table["sequence_index"].to_numpy().astype(np.int64) << 32
-    keys += table["step"].to_numpy().astype(np.int64)
-    if (np.diff(keys) <= 0).any():
-        row = int(np.argmax(np.diff(keys) <= 0)) + 1
-        raise ValueError(f"row {row} is not after the row before it")
+
+def _attachment_path(shard: Path) -> Path:
+    return shard.with_suffix(".attachment")

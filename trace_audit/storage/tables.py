@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -72,6 +73,19 @@ def fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table([table[name] for name in schema.names], schema=schema)
 
 
+def check_row_order(table: pa.Table) -> None:
+    """Holds a table to rows sorted by (sequence_index, step), none twice.
+
+    Raises:
+        ValueError: They are not.
+    """
+    keys = table["sequence_index"].to_numpy().astype(np.int64) << 32
+    keys += table["step"].to_numpy().astype(np.int64)
+    if (np.diff(keys) <= 0).any():
+        row = int(np.argmax(np.diff(keys) <= 0)) + 1
+        raise ValueError(f"row {row} is not after the row before it")
+
+
 def read_table(path: Path, schema: pa.Schema) -> tuple[pa.Table, dict[str, str]]:
     """Reads a file that :func:`write_table` wrote.
 
@@ -81,7 +95,7 @@ def read_table(path: Path, schema: pa.Schema) -> tuple[pa.Table, dict[str, str]]
     Raises:
         AuditDirError: It cannot be read, or its columns are not the schema's.
     """
-    with _reading(path), pq.ParquetFile(path) as file:
+    with reading(path), pq.ParquetFile(path) as file:
         if not file.schema_arrow.equals(_stored_schema(schema)):
             raise AuditDirError(
                 f"{path} does not have the columns of this format.",
@@ -96,12 +110,17 @@ def read_metadata(path: Path) -> dict[str, str]:
     Raises:
         AuditDirError: It cannot be read.
     """
-    with _reading(path):
+    with reading(path):
         return _decoded(pq.read_metadata(path))
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def reading(path: Path) -> Iterator[None]:
+    """Turns an error of reading Parquet into one sentence that names the file.
+
+    Raises:
+        AuditDirError: The body raised an OSError or an ArrowException.
+    """
     try:
         yield
     except (OSError, pa.ArrowException) as error:
