@@ -309,7 +309,7 @@ def test_a_prefill_pass_is_compared_at_the_same_positions(exact: AuditDir) -> No
     assert passed is not None
     assert passed["step"].to_pylist() == decoded["step"].to_pylist()
     assert passed["sequence_index"].to_pylist() == decoded["sequence_index"].to_pylist()
-    assert 0 <= max(passed["kl"].to_pylist()) < 1e-9
+    assert 0 <= max(passed["kl_from_record"].to_pylist()) < 1e-9
 
 
 def test_processed_statistics_leave_whole_distributions_out(
