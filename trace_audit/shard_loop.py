@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from typing import Any
 
 from trace_audit.engine.build import BuiltEngine
 from trace_audit.engine.request import Request, RequestOutput
@@ -47,14 +45,14 @@ def run_shards(
     meter = _Meter(emit, done=writer.finished_tokens, total=total)
     for number in todo:
         indices = [sequence_indices[position] for position in shards[number]]
-        before = asdict(built.engine.counters)
+        before = built.engine.counters.as_counts()
         start = time.perf_counter()
         outputs = built.engine.run([requests[i] for i in indices], meter.add)
         seconds = time.perf_counter() - start
         writer.write_shard(
             number,
             shard_table(outputs, indices),
-            counters=_counters(before, asdict(built.engine.counters), outputs),
+            counters=_counters(before, built.engine.counters.as_counts(), outputs),
             finish_reasons=[o.finish_reason for o in outputs],
             engine_seconds=seconds,
         )
@@ -83,14 +81,12 @@ class _Meter:
 
 
 def _counters(
-    before: dict[str, Any], after: dict[str, Any], outputs: Sequence[RequestOutput]
+    before: dict[str, int], after: dict[str, int], outputs: Sequence[RequestOutput]
 ) -> dict[str, int]:
-    counted = {name: after[name] - before[name] for name in after}
+    counted = {name: count - before.get(name, 0) for name, count in after.items()}
     return {
         "sequences": len(outputs),
         "tokens": sum(len(o.token_ids) for o in outputs),
         **counted,
-        "draft_tokens": 0,
-        "accepted_draft_tokens": 0,
         "nonfinite_rows": num_nonfinite_rows(outputs),
     }

@@ -11,6 +11,7 @@ from trace_audit.config.model import (
     EngineConfig,
     ParallelConfig,
     RunConfig,
+    SpeculativeConfig,
     default_record_config,
     is_run_name,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "Hardware",
     "ParallelConfig",
     "RunConfig",
+    "SpeculativeConfig",
     "default_record_config",
     "flat",
     "is_run_name",

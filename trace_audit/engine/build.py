@@ -11,15 +11,16 @@ from trace_audit.attention.base import AttentionBackend
 from trace_audit.attention.eager import EagerAttention
 from trace_audit.attention.sdpa import SdpaAttention
 from trace_audit.attention.triton import TritonAttention
-from trace_audit.config import EngineConfig
+from trace_audit.config import EngineConfig, SpeculativeConfig
+from trace_audit.engine.draft_model import DraftModel
 from trace_audit.engine.engine import Engine
 from trace_audit.engine.input_processor import InputProcessor
 from trace_audit.engine.model_runner import ModelRunner, kv_block_bytes
-from trace_audit.engine.trace_replay import ApplyTrace
+from trace_audit.engine.proposers import Drafting, NgramProposer, PlaceholderProposer
+from trace_audit.engine.trace_replay import TraceKernels
 from trace_audit.errors import ConfigError
-from trace_audit.kernels import reference, token_stats
+from trace_audit.kernels import reference, token_stats, trace_replay
 from trace_audit.kernels.runtime import can_run_triton, kernel_mode
-from trace_audit.kernels.trace_replay import apply_trace_tokens
 from trace_audit.models.loader import LoadedModel
 from trace_audit.parallel.world import World, single_world
 
@@ -44,7 +45,12 @@ class BuiltEngine:
 
 
 def build_engine(
-    loaded: LoadedModel, config: EngineConfig, world: World | None = None
+    loaded: LoadedModel,
+    config: EngineConfig,
+    world: World | None = None,
+    *,
+    speculative: SpeculativeConfig | None = None,
+    draft: LoadedModel | None = None,
 ) -> BuiltEngine:
     """Build an engine; where there are ranks, every one of them at the same time.
 
@@ -52,14 +58,17 @@ def build_engine(
         loaded: the model, or this rank's share of it.
         config: resolved: no "auto", no 0 but `num_kv_blocks`.
         world: this rank's place; None: there are no ranks.
+        speculative: resolved; None: no drafts.
+        draft: the whole draft model, on the rank that samples, if there is one.
 
     Raises:
         ConfigError: the model or the machine cannot honour the configuration.
     """
     world = world or single_world()
+    speculative = speculative or SpeculativeConfig()
     device = next(loaded.model.parameters()).device
     # One schedule for all: the rank with the least room decides.
-    num_blocks = min(world.all.gather_objects(_num_blocks(loaded, config, device, world)))
+    num_blocks = min(world.all.gather_objects(_num_blocks(loaded, draft, config, device, world)))
     backend = _backend(config.attention_backend, device)
     # Interpreted kernels cost time, the vocabulary-wide ones far too much: only on request.
     interpreted = device.type == "cpu" and config.attention_backend != "triton"
@@ -73,7 +82,9 @@ def build_engine(
         max_model_len=config.max_model_len,
         num_blocks=num_blocks,
         block_size=config.block_size,
-        apply_trace=_overwrite(config, use_reference),
+        trace_kernels=_overwrites(config, use_reference),
+        draft_model=None if draft is None else _draft_model(draft, loaded, config, num_blocks),
+        rejection=speculative.rejection,
     )
     engine = Engine(
         runner=runner,
@@ -82,6 +93,7 @@ def build_engine(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         swap=config.preemption == "swap",
+        drafting=_drafting(speculative),
     )
     return BuiltEngine(
         engine=engine,
@@ -104,11 +116,41 @@ def build_engine(
     )
 
 
-def _overwrite(config: EngineConfig, use_reference: bool) -> ApplyTrace | None:
+def _overwrites(config: EngineConfig, use_reference: bool) -> TraceKernels | None:
     if not config.enable_trace_replay:
         return None
-    # Interpreted, the kernel is as exact and costs a CPU 3 % of a decode step.
-    return reference.apply_trace_tokens if use_reference else apply_trace_tokens
+    # Interpreted, the kernels are as exact and cost a CPU 3 % of a decode step.
+    return reference if use_reference else trace_replay
+
+
+def _drafting(config: SpeculativeConfig) -> Drafting | None:
+    if config.method == "none":
+        return None
+    ngram = NgramProposer(
+        prompt_lookup_min=config.prompt_lookup_min, prompt_lookup_max=config.prompt_lookup_max
+    )
+    return Drafting(
+        proposer=ngram if config.method == "ngram" else PlaceholderProposer(),
+        num_speculative_tokens=config.num_speculative_tokens,
+    )
+
+
+def _draft_model(
+    draft: LoadedModel, loaded: LoadedModel, config: EngineConfig, num_blocks: int
+) -> DraftModel:
+    if draft.vocabulary_size != loaded.vocabulary_size:
+        raise ConfigError(
+            f"the draft model has a vocabulary of {draft.vocabulary_size} ids and the model one of "
+            f"{loaded.vocabulary_size}",
+            hint="a draft model must have the model's own tokenizer",
+        )
+    device = next(draft.model.parameters()).device
+    return DraftModel(
+        loaded=draft,
+        backend=_backend(config.attention_backend, device),
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+    )
 
 
 def _backend(name: str, device: torch.device) -> AttentionBackend:
@@ -127,12 +169,18 @@ def _backend(name: str, device: torch.device) -> AttentionBackend:
 
 
 def _num_blocks(
-    loaded: LoadedModel, config: EngineConfig, device: torch.device, world: World
+    loaded: LoadedModel,
+    draft: LoadedModel | None,
+    config: EngineConfig,
+    device: torch.device,
+    world: World,
 ) -> int:
     """Enough blocks for every slot at full length, or as many as memory holds."""
     per_sequence = -(-config.max_model_len // config.block_size)
     dtype = next(loaded.model.parameters()).dtype
-    block_bytes = kv_block_bytes(loaded.layers, config.block_size, dtype)
+    # A draft model's keys and values stand in blocks of their own, as many of them.
+    layers = [*loaded.layers, *([] if draft is None else draft.layers)]
+    block_bytes = kv_block_bytes(layers, config.block_size, dtype)
     fitting = _memory_budget(config, device) // _num_sharing(world) // block_bytes
     if config.num_kv_blocks > fitting:
         raise ConfigError(

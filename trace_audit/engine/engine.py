@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from trace_audit.engine.block_pool import BlockPool
 from trace_audit.engine.model_runner import ModelRunner, StepOutput
 from trace_audit.engine.outputs import OutputBuffer
+from trace_audit.engine.proposers import Drafting
 from trace_audit.engine.request import Request, RequestOutput
 from trace_audit.engine.scheduler import Counters, Scheduler
 from trace_audit.errors import RequestError, RunFailedError
@@ -27,7 +29,7 @@ class Engine:
         runner: the model and all device state.
         world: this rank's place.
         num_blocks: KV blocks, the same on every rank.
-        max_num_seqs, max_num_batched_tokens, swap: see `Scheduler`.
+        max_num_seqs, max_num_batched_tokens, swap, drafting: see `Scheduler`.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Engine:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         swap: bool,
+        drafting: Drafting | None = None,
     ) -> None:
         self._runner = runner
         self._world = world
@@ -49,6 +52,7 @@ class Engine:
             max_num_batched_tokens=max_num_batched_tokens,
             swap=swap,
             hooks=runner,
+            drafting=drafting,
         )
         self._outputs = OutputBuffer()
 
@@ -116,18 +120,27 @@ class Engine:
         return outputs
 
     def _commit(self, output: StepOutput) -> int:
-        batch = output.batch
-        self._outputs.add(output)
-        tokens = self._committed_tokens(output)
-        for scheduled in batch.scheduled:
-            scheduled.request.num_computed_tokens += scheduled.num_tokens
-        for index, token in zip(output.committed, tokens, strict=True):
-            request = batch.rows[index].request
-            request.commit(token)
-            if request.finish_reason is not None:
-                self._scheduler.finish(request)
-                self._runner.release(request)
-        return len(tokens)
+        kept = []
+        for index, token in zip(output.committed, self._committed_tokens(output), strict=True):
+            request = output.batch.rows[index].request
+            if request.finish_reason is None:  # else it stopped at a draft before this token
+                request.commit(token)
+                kept.append(index)
+        self._outputs.add(output.only(kept))
+        self._count_drafts(output)
+        for scheduled in output.batch.scheduled:
+            self._scheduler.advance(scheduled)
+            if scheduled.request.finish_reason is not None:
+                self._scheduler.finish(scheduled.request)
+                self._runner.release(scheduled.request)
+        return len(kept)
+
+    def _count_drafts(self, output: StepOutput) -> None:
+        committed = Counter(output.batch.rows[i].request.request_id for i in output.committed)
+        for scheduled in output.batch.scheduled:
+            if scheduled.draft_token_ids:
+                accepted = committed[scheduled.request.request_id] - 1
+                self.counters.count_draft(len(scheduled.draft_token_ids), accepted)
 
     def _committed_tokens(self, output: StepOutput) -> list[int]:
         """The step's tokens: from the traces if all rows have one, else read from the device.

@@ -35,7 +35,7 @@ class OutputBuffer:
         self._steps: list[dict[str, torch.Tensor]] = []
 
     def add(self, output: StepOutput) -> None:
-        """Keep the committed rows of a launch. Called before the tokens are committed."""
+        """Keep the committed rows of a launch."""
         batch = output.batch
         if not output.committed or output.statistics is None:
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ import torch
 
 from trace_audit.engine import token_statistics as stats
 from trace_audit.engine.batch import LogitsRow
-from trace_audit.engine.draws import draw_ids, uniforms
+from trace_audit.engine.draws import draw_draft_first, draw_ids, uniforms
 from trace_audit.engine.request_state import RequestState
 from trace_audit.engine.token_statistics import (
     SUPPORT_TAIL_DRAWS,
@@ -20,10 +21,13 @@ from trace_audit.engine.token_statistics import (
     TokenStatistics,
 )
 from trace_audit.engine.trace_replay import TraceReplayState
+from trace_audit.engine.verification import REJECTED, Verification
 from trace_audit.kernels.partials import VocabularyPartials
 from trace_audit.kernels.runtime import to_device
 
 _SAMPLING_DRAW = SUPPORT_TAIL_DRAWS  # draw number after those of the tail
+
+Rejection: TypeAlias = Literal["greedy", "probabilistic"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +79,8 @@ class Sampler:
         device: their device.
         kernels: the two vocabulary passes.
         trace_replay: None where `enable_trace_replay` is false.
+        rejection: which drafts of a free request stay: those that would have been sampled anyway,
+            or each with its probability. At temperature 0 both are the argmax.
     """
 
     def __init__(
@@ -84,10 +90,12 @@ class Sampler:
         device: torch.device,
         kernels: StatisticsKernels,
         trace_replay: TraceReplayState | None,
+        rejection: Rejection = "greedy",
     ) -> None:
         self._multipliers = stats.odd_multipliers(vocabulary_size, device)
         self._kernels = kernels
         self._trace_replay = trace_replay
+        self._rejection = rejection
 
     def __call__(
         self,
@@ -95,6 +103,7 @@ class Sampler:
         inputs: SamplingInputs,
         idx_mapping: torch.Tensor,
         state: RequestState,
+        verification: Verification | None = None,
     ) -> tuple[torch.Tensor, TokenStatistics]:
         """One step's tokens and their statistics.
 
@@ -103,18 +112,30 @@ class Sampler:
             inputs: the rows' parameters.
             idx_mapping: int32 [B], batch row -> request slot.
             state: the request rows.
+            verification: of the launch's drafts, None without any.
 
         Returns:
-            int64 [B] tokens, the trace's where a row replays one; the statistics of those tokens.
+            int64 [B] tokens, the trace's where a row replays one, `REJECTED` where a draft before
+            it is; the statistics of those tokens.
         """
         partials = self._kernels.vocabulary_partials(logits, self._multipliers)
+        if verification is not None:
+            drafts = verification.next_drafts if self._rejection == "probabilistic" else None
+            sampled = self._sample(logits, partials, inputs, drafts)
+            kept = verification.verify(sampled, self._trace_replay, state)
+            statistics = self._score(logits, partials, sampled, inputs)
+            return torch.where(kept, sampled, REJECTED), statistics
         sampled = self._sample(logits, partials, inputs)
         if self._trace_replay is not None:
             self._trace_replay.apply_trace(sampled, idx_mapping, state)
         return sampled, self._score(logits, partials, sampled, inputs)
 
     def _sample(
-        self, logits: torch.Tensor, partials: VocabularyPartials, inputs: SamplingInputs
+        self,
+        logits: torch.Tensor,
+        partials: VocabularyPartials,
+        inputs: SamplingInputs,
+        drafts: torch.Tensor | None = None,
     ) -> torch.Tensor:
         greedy = stats.top_ids(logits, partials.maximum, 1)[:, 0]
         if inputs.temperatures is None:
@@ -124,10 +145,10 @@ class Sampler:
         scaled = logits.float() / torch.where(hot, inputs.temperatures, 1.0)[:, None]
         partials = self._kernels.vocabulary_partials(scaled, self._multipliers)
         maximum, _ = stats.log_normalizer(partials)
-        nothing = torch.full((len(scaled), 1), -1, device=logits.device)
-        mass = stats.chunk_masses(scaled, partials, maximum, nothing)
+        drafts = torch.full_like(greedy, -1) if drafts is None else drafts
+        mass = stats.chunk_masses(scaled, partials, maximum, drafts[:, None])
         uniform = inputs.uniforms[:, _SAMPLING_DRAW:]
-        drawn = draw_ids(scaled, maximum, mass, nothing, uniform)[:, 0]
+        drawn = draw_draft_first(scaled, maximum, mass, drafts, uniform)
         return torch.where(hot & (drawn >= 0), drawn, greedy)
 
     def _score(

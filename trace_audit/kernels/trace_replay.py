@@ -209,7 +209,7 @@ if triton is not None:
         sampled_row_ptr = sampled_ptr + row.to(tl.int64) * sampled_stride
         writes = replayed
         num_written = tl.zeros([BLOCK], dtype=tl.int32)
-        for i in range(0, width):
+        for i in range(width):
             writes = writes & (i <= num_drafts) & (base + i < trace_len)
             token = tl.load(trace_ptr + i, mask=writes, other=0)
             tl.store(sampled_row_ptr + i, token.to(tl.int64), mask=writes)
