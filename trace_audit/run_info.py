@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trace_audit.acceptance import acceptance
 from trace_audit.config import RunConfig
 from trace_audit.ranks import OpenEngine
 from trace_audit.run_setup import Setup, digest
@@ -40,6 +41,7 @@ def run_info(
     return {
         "model": model,
         "model_fingerprint": model_fingerprint,
+        "draft_model_fingerprint": None if setup.draft is None else setup.draft.fingerprint,
         "vocabulary_size": opened.loaded.vocabulary_size,
         "requested_config": requested.model_dump(),
         "resolved_config": setup.config.model_dump(),
@@ -50,6 +52,7 @@ def run_info(
         "num_kv_blocks": opened.built.num_kv_blocks,
         "logprobs": "raw",  # of the untouched logits, at temperature 1
         "capabilities": {"statistics": "exact"},
+        "acceptance": acceptance(writer.counters()),
         "resumed_shards": resumed_shards,
         "timing": {
             "load_seconds": opened.load_seconds,

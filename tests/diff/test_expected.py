@@ -187,3 +187,14 @@ def test_a_run_from_before_the_parallel_table_was_one_rank() -> None:
         "parallel.pipeline_parallel_size"
     ]
     assert expectation(old, info(tensor_parallel_size=2)) is None
+
+
+@pytest.mark.parametrize(
+    ("method", "equal"), [("none", True), ("ngram", False), ("draft_model", False)]
+)
+def test_keys_of_drafting_change_no_bit_where_nothing_is_drafted(method: str, equal: bool) -> None:
+    a, b = info(), info()
+    a["resolved_config"]["speculative"] = {"method": method, "num_speculative_tokens": 4}
+    b["resolved_config"]["speculative"] = {"method": method, "num_speculative_tokens": 7}
+    found = keys(expectation(a, b))
+    assert found == (["speculative.num_speculative_tokens"] if equal else None)

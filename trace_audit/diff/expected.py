@@ -15,7 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trace_audit.diff.align import AlignedPair
-from trace_audit.diff.identity import BEFORE_THE_KEY, resolved_differences, run_identity
+from trace_audit.diff.identity import (
+    BEFORE_THE_KEY,
+    DRAFTING_KEYS,
+    drafts_tokens,
+    resolved_differences,
+    run_identity,
+)
 from trace_audit.diff.runs import Expectation, RunIdentity
 from trace_audit.diff.structure import first_place
 
@@ -150,6 +156,11 @@ def _no_numerics(a: _Run, b: _Run) -> str | None:
     return "room and waiting are no numerics"
 
 
+def _nothing_drafted(a: _Run, b: _Run) -> str | None:
+    drafted = drafts_tokens(a.identity) or drafts_tokens(b.identity)
+    return None if drafted else "neither run drafts"
+
+
 def _tensor_parallel(a: _Run, b: _Run) -> int | None:
     """The tensor-parallel size that both have, None where they differ."""
     sizes = [run.value("parallel.tensor_parallel_size") for run in (a, b)]
@@ -167,6 +178,7 @@ _RULES: Mapping[str, _Rule] = {
     "engine.gpu_memory_utilization": _no_numerics,
     "engine.num_kv_blocks": _room,
     "engine.preemption": _room,
+    **dict.fromkeys(DRAFTING_KEYS, _nothing_drafted),
 }
 
 

@@ -54,6 +54,10 @@ _NO_EFFECT_AT_1: Mapping[str, tuple[str, ...]] = {
     "parallel.reduction": ("parallel.tensor_parallel_size",),
     "parallel.reduction_dtype": ("parallel.tensor_parallel_size",),
 }
+# Keys without an effect where nothing is drafted: they are part of a change from that.
+DRAFTING_KEYS = frozenset(
+    key for key in BEFORE_THE_KEY if key.startswith("speculative.") and key != "speculative.method"
+)
 
 
 def run_identity(name: str, info: Mapping[str, Any]) -> RunIdentity:
@@ -136,7 +140,11 @@ def _changes(
 ) -> tuple[Difference, ...]:
     """The differences that stand for themselves: how ranks add up is part of there being some."""
 
+    drafts = [drafts_tokens(run) for run in (baseline, candidate)]
+
     def is_part(key: str) -> bool:
+        if key in DRAFTING_KEYS:
+            return not all(drafts)
         sizes = _NO_EFFECT_AT_1.get(key)
         if sizes is None:
             return False
@@ -152,6 +160,11 @@ def _changes(
 
 def _size(run: RunIdentity, key: str) -> object:
     return run.resolved.get(key, BEFORE_THE_KEY[key])
+
+
+def drafts_tokens(run: RunIdentity) -> bool:
+    """Whether the run decoded speculatively."""
+    return run.resolved.get("speculative.method", "none") != "none"
 
 
 def logit_dtype(identity: RunIdentity) -> str | None:
