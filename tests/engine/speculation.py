@@ -73,8 +73,9 @@ def speculating(
 ) -> Harness:
     """An engine that drafts: by its configuration, a model of its own, or a test's proposer."""
     common: dict[str, Any] = {"dtype": dtype, "device": device, "lm_head_dtype": dtype}
+    speculative = speculative or SpeculativeConfig()
     if draft is not None:
-        speculative = speculative or SpeculativeConfig(method="draft_model", draft_model=str(draft))
+        speculative = speculative.model_copy(update={"method": "draft_model"})
     drafting_model = None
     if draft is not None and (world is None or world.samples):
         drafting_model = load_model(draft, **common)
@@ -84,7 +85,6 @@ def speculating(
         else load_split_model(directory, world=world, **common)
     )
     config = engine_config(device=device.type, **changes)
-    speculative = speculative or SpeculativeConfig()
     built = build_engine(loaded, config, world, speculative=speculative, draft=drafting_model)
     if proposer is not None:
         built.engine._scheduler.drafting = Drafting(
