@@ -167,6 +167,11 @@ def speculative(**keys: object):
         ({}, {"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 2}, False),
         ({"method": "none"}, {"method": "draft_model", "draft_model": "demo"}, False),
         (
+            {"method": "ngram", "draft_model": ""},
+            {"method": "draft_model", "draft_model": "demo"},
+            False,
+        ),
+        (
             {"method": "ngram", "num_speculative_tokens": 2},
             {"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 2},
             True,

@@ -18,7 +18,7 @@ from trace_audit.diff.align import AlignedPair
 from trace_audit.diff.identity import (
     BEFORE_THE_KEY,
     DRAFTING_KEYS,
-    drafts_tokens,
+    drafting_key_counts,
     resolved_differences,
     run_identity,
 )
@@ -156,9 +156,12 @@ def _no_numerics(a: _Run, b: _Run) -> str | None:
     return "room and waiting are no numerics"
 
 
-def _nothing_drafted(a: _Run, b: _Run) -> str | None:
-    drafted = drafts_tokens(a.identity) or drafts_tokens(b.identity)
-    return None if drafted else "neither run drafts"
+def _drafting(key: str) -> _Rule:
+    def rule(a: _Run, b: _Run) -> str | None:
+        counted = any(drafting_key_counts(run.identity, key) for run in (a, b))
+        return None if counted else "how drafts are made is nothing where none are made so"
+
+    return rule
 
 
 def _tensor_parallel(a: _Run, b: _Run) -> int | None:
@@ -178,7 +181,7 @@ _RULES: Mapping[str, _Rule] = {
     "engine.gpu_memory_utilization": _no_numerics,
     "engine.num_kv_blocks": _room,
     "engine.preemption": _room,
-    **dict.fromkeys(DRAFTING_KEYS, _nothing_drafted),
+    **{key: _drafting(key) for key in DRAFTING_KEYS},
 }
 
 
