@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from trace_audit.engine.build import KV_DTYPES, KV_FORMATS
+from trace_audit.config.kv_formats import KV_FORMATS
+from trace_audit.engine.kv_memory import KV_DTYPES
 
 QUANTIZED = ("fp8_e4m3", "fp8_e5m2", "fp8_per_token_head", "int8")
 

@@ -43,6 +43,7 @@ def test_the_named_configurations_are_there() -> None:
         "fp16-sdpa",
         "bf16-fp32head",
         "bf16-prefill",
+        "bf16-spec-ngram",
         "batch1",
         "bf16-tp2",
         "bf16-tp4-emulated",
@@ -116,3 +117,12 @@ def test_fp32_eager_computes_what_record_does_by_default() -> None:
     config = load_config(DIRECTORY / "fp32-eager.toml")
     assert config.engine == default_record_config().engine
     assert config.parallel == default_record_config().parallel
+
+
+def test_bf16_spec_ngram_is_bf16_sdpa_with_drafts() -> None:
+    config, counterpart = (
+        load_config(DIRECTORY / f"{name}.toml") for name in ("bf16-spec-ngram", "bf16-sdpa")
+    )
+    assert config.speculative.method == "ngram"
+    changed = {"name": config.name, "speculative": config.speculative}
+    assert counterpart.model_copy(update=changed) == config

@@ -86,6 +86,36 @@ def test_resolve_refuses_what_cannot_be_honoured(overrides: dict[str, object], s
 
 
 @pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"method": "draft_model"}, "names no model"),
+        ({"method": "ngram", "prompt_lookup_min": 5}, "prompt_lookup_min = 5 is more than"),
+        ({"method": "ngram", "engine.path": "prefill"}, "decodes nothing"),
+        ({"method": "ngram", "engine.fixed_batch": True}, "fixed_batch = true"),
+    ],
+)
+def test_resolve_refuses_drafts_that_mean_nothing(overrides: dict[str, object], said: str) -> None:
+    changes = {k if "." in k else f"speculative.{k}": v for k, v in overrides.items()}
+    with pytest.raises(ConfigError, match=said):
+        resolve(override(default_record_config(), changes), hardware=CPU, max_sequence_len=50)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"draft_model": "x", "prompt_lookup_min": 5, "rejection": "probabilistic"},
+        {"method": "ngram", "draft_model": "x", "prompt_lookup_min": 4},
+        {"method": "draft_model", "draft_model": "x", "prompt_lookup_min": 5},
+    ],
+)
+def test_keys_of_drafting_without_an_effect_are_accepted(overrides: dict[str, object]) -> None:
+    changes = {f"speculative.{key}": value for key, value in overrides.items()}
+    config = override(default_record_config(), changes)
+    resolved = flat(resolve(config, hardware=CPU, max_sequence_len=50))
+    assert {key: resolved[key] for key in changes} == changes
+
+
+@pytest.mark.parametrize(
     "overrides",
     [
         {"engine.max_num_batched_tokens": 32},

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trace_audit.config import distribution_of
-from trace_audit.engine.build import available_memory
+from trace_audit.engine.kv_memory import available_memory
 from trace_audit.engine.request import Request
 from trace_audit.errors import UsageError
 from trace_audit.exact_positions import ExactRecorder

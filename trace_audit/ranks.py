@@ -24,9 +24,24 @@ from trace_audit.models.split import load_split_model
 from trace_audit.parallel.lockstep import Lockstep
 from trace_audit.parallel.rendezvous import open_store, under
 from trace_audit.parallel.world import World, lockstep_world, process_world, single_world
-from trace_audit.run_setup import apply_process_settings, run_environment, use_device
+from trace_audit.run_setup import Setup, apply_process_settings, run_environment, use_device
 
 _POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """What every rank computes.
+
+    Attributes:
+        config: resolved.
+        directory: of the model, on every rank's machine.
+        draft_directory: of the draft model, if there is one.
+    """
+
+    config: RunConfig
+    directory: Path
+    draft_directory: Path | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,62 +92,78 @@ class OpenEngine:
 
 @contextmanager
 def open_engine(
-    config: RunConfig, directory: Path, rendezvous: Rendezvous | None
+    setup: Setup, directory: Path, rendezvous: Rendezvous | None
 ) -> Iterator[OpenEngine]:
     """Load the model and build the engine on every rank; the caller is rank 0.
 
     Args:
-        config: resolved.
+        setup: the run that is ready.
         directory: of the model, on every rank's machine.
         rendezvous: how the ranks met, where they are processes.
 
     Raises:
         ModelError, ConfigError: the model or a machine cannot honour the configuration.
     """
+    config = setup.config
+    draft = None if setup.draft is None else setup.draft.directory
+    assignment = Assignment(config=config, directory=directory, draft_directory=draft)
     if config.parallel.backend == "process":
         assert rendezvous is not None
-        _assignments(rendezvous).set("assignment", pickle.dumps((config, directory)))
-        yield _open(config, directory, process_world(config.parallel, _device(config)))
+        _assignments(rendezvous).set("assignment", pickle.dumps(assignment))
+        yield _open(assignment, process_world(config.parallel, _device(config)))
     elif config.parallel.backend == "emulated":
         with Lockstep(config.parallel.world_size) as lockstep:
             worlds = [
                 lockstep_world(config.parallel, lockstep, rank) for rank in range(lockstep.size)
             ]
-            lockstep.start(lambda rank: _follow(config, directory, worlds[rank]))
-            yield _open(config, directory, worlds[0])
+            lockstep.start(lambda rank: _follow(assignment, worlds[rank]))
+            yield _open(assignment, worlds[0])
     else:
-        yield _open(config, directory, single_world())
+        yield _open(assignment, single_world())
 
 
 def serve_rank(rendezvous: Rendezvous) -> dict[str, Any]:
-    """Be a rank other than 0: wait to be told the configuration, then follow rank 0's engine."""
+    """Be a rank other than 0: wait to be told the assignment, then follow rank 0's engine."""
     store = _assignments(rendezvous)
     # Rank 0 may hash and render for long; the process that started it knows if it died.
     while not store.check(["assignment"]):
         time.sleep(_POLL_SECONDS)
-    config, directory = pickle.loads(store.get("assignment"))
+    assignment: Assignment = pickle.loads(store.get("assignment"))
+    config = assignment.config
     use_device(config, rendezvous)
     apply_process_settings(config)
-    _follow(config, directory, process_world(config.parallel, _device(config)))
+    _follow(assignment, process_world(config.parallel, _device(config)))
     return {}
 
 
-def _follow(config: RunConfig, directory: Path, world: World) -> None:
-    engine = _open(config, directory, world).built.engine
+def _follow(assignment: Assignment, world: World) -> None:
+    engine = _open(assignment, world).built.engine
     engine.follow()
-    world.all.gather_objects(_report(world, config))
+    world.all.gather_objects(_report(world, assignment.config))
 
 
-def _open(config: RunConfig, directory: Path, world: World) -> OpenEngine:
+def _open(assignment: Assignment, world: World) -> OpenEngine:
     started = time.perf_counter()
+    config = assignment.config
+    how: dict[str, Any] = {
+        "dtype": torch_dtype(config.engine.dtype),
+        "device": _device(config),
+        "lm_head_dtype": torch_dtype(config.engine.lm_head_dtype),
+    }
     load = partial(load_split_model, world=world) if world.is_split else load_model
-    loaded = load(
-        directory,
-        dtype=torch_dtype(config.engine.dtype),
-        device=_device(config),
-        lm_head_dtype=torch_dtype(config.engine.lm_head_dtype),
+    loaded = load(assignment.directory, **how)
+    draft = None
+    # It is not split: the rank that samples has all of it, and tells its drafts.
+    if assignment.draft_directory is not None and world.samples:
+        draft = load_model(assignment.draft_directory, **how)
+    built = build_engine(
+        loaded,
+        config.engine,
+        world,
+        scored=distribution_of(config.scoring),
+        speculative=config.speculative,
+        draft=draft,
     )
-    built = build_engine(loaded, config.engine, world, scored=distribution_of(config.scoring))
     seconds = time.perf_counter() - started
     return OpenEngine(loaded=loaded, built=built, config=config, world=world, load_seconds=seconds)
 

@@ -23,7 +23,7 @@ from trace_audit.model_check import check_model
 from trace_audit.models.loader import LoadedModel
 from trace_audit.ranks import OpenEngine, open_engine
 from trace_audit.run_info import run_info, run_result
-from trace_audit.run_setup import ModelSource, digest, find_model, numeric_config, prepare
+from trace_audit.run_setup import ModelSource, digest, find_model, prepare
 from trace_audit.shard_loop import Emit, run_shards
 from trace_audit.stop_strings import StopStrings
 from trace_audit.storage.fingerprint import file_sha256, model_fingerprint, tokenizer_fingerprint
@@ -84,7 +84,7 @@ def record(job: RecordJob, emit: Emit, rendezvous: Rendezvous | None = None) -> 
     )
     shards = plan_shards(len(sequences), setup.config.engine.shard_size)
     emit(Stage("loading the model"))
-    with open_engine(setup.config, source.directory, rendezvous) as opened:
+    with open_engine(setup, source.directory, rendezvous) as opened:
         requests = [_request(i, s, job, opened.built, tokenizer) for i, s in enumerate(sequences)]
         info = _record_info(job, source, opened.loaded, tokenizer)
         writer = start_record(
@@ -92,8 +92,7 @@ def record(job: RecordJob, emit: Emit, rendezvous: Rendezvous | None = None) -> 
             job_digest=digest(
                 {
                     "info": vars(info),
-                    "config": numeric_config(setup.config),
-                    "environment": setup.environment,
+                    **setup.digest_parts,
                     "exact_positions": job.exact_positions,
                 }
             ),

@@ -16,7 +16,7 @@ from trace_audit.exact_positions import ExactReplayer, exact_kl_attachments
 from trace_audit.jobs import Rendezvous, ReplayJob, Stage
 from trace_audit.ranks import open_engine
 from trace_audit.run_info import run_info, run_result
-from trace_audit.run_setup import ModelSource, digest, find_model, numeric_config, prepare
+from trace_audit.run_setup import ModelSource, digest, find_model, prepare
 from trace_audit.shard_loop import Emit, run_shards
 from trace_audit.storage.audit_dir import RECORD_RUN, AuditDir
 from trace_audit.storage.exact_files import full_logprobs_entry, open_full_logprobs
@@ -58,8 +58,7 @@ def replay(job: ReplayJob, emit: Emit, rendezvous: Rendezvous | None = None) -> 
             {
                 "trace": audit.info.trace_sha256,
                 "model": fingerprint,
-                "config": numeric_config(setup.config),
-                "environment": setup.environment,
+                **setup.digest_parts,
                 "subset": subset,
                 "full_logprobs": distributions,
             }
@@ -68,7 +67,7 @@ def replay(job: ReplayJob, emit: Emit, rendezvous: Rendezvous | None = None) -> 
         force=job.force,
     )
     emit(Stage("loading the model"))
-    with writer, open_engine(setup.config, source.directory, rendezvous) as opened:
+    with writer, open_engine(setup, source.directory, rendezvous) as opened:
         _check_vocabulary(opened.loaded.vocabulary_size, audit)
         resumed = len(writer.finished_shards)
         emit(Stage("replaying"))

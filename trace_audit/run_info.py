@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trace_audit.acceptance import acceptance
 from trace_audit.config import RunConfig, distribution_of
 from trace_audit.ranks import OpenEngine
 from trace_audit.run_setup import Setup, digest
@@ -41,6 +42,7 @@ def run_info(
     return {
         "model": model,
         "model_fingerprint": model_fingerprint,
+        "draft_model_fingerprint": None if setup.draft is None else setup.draft.fingerprint,
         "vocabulary_size": opened.loaded.vocabulary_size,
         "requested_config": requested.model_dump(),
         "resolved_config": setup.config.model_dump(),
@@ -51,6 +53,7 @@ def run_info(
         "num_kv_blocks": opened.built.num_kv_blocks,
         "logprobs": "raw" if scored.is_raw else "processed",
         "capabilities": {"statistics": "exact"},
+        "acceptance": acceptance(writer.counters()),
         "resumed_shards": resumed_shards,
         "timing": {
             "load_seconds": opened.load_seconds,

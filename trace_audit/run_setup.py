@@ -20,7 +20,7 @@ from trace_audit.models.conformance import check_architecture
 from trace_audit.models.demo import DEMO_NAME, demo_model
 from trace_audit.models.loader import check_context, read_config
 from trace_audit.models.split_check import check_split
-from trace_audit.storage.fingerprint import cache_dir
+from trace_audit.storage.fingerprint import cache_dir, model_fingerprint
 
 _NOT_NUMERIC = frozenset({"name", "parallel.timeout_seconds"})
 
@@ -74,6 +74,14 @@ def _from_hub(model: str) -> ModelSource:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DraftSource:
+    """Where the draft model is, and the fingerprint of its files."""
+
+    directory: Path
+    fingerprint: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Setup:
     """A run that is ready to load its model.
 
@@ -82,11 +90,22 @@ class Setup:
         conformance: largest difference of logprobs from transformers' own forward on a tiny model
             of the architecture, nats.
         environment: what the numbers depend on besides the configuration.
+        draft: the model that drafts; None without one.
     """
 
     config: RunConfig
     conformance: float
     environment: dict[str, Any]
+    draft: DraftSource | None
+
+    @property
+    def digest_parts(self) -> dict[str, Any]:
+        """What it adds to the digest of a job."""
+        return {
+            "config": numeric_config(self.config),
+            "environment": self.environment,
+            "draft_model": None if self.draft is None else self.draft.fingerprint,
+        }
 
 
 def prepare(
@@ -108,9 +127,24 @@ def prepare(
     check_context(model_config, config.engine.max_model_len)
     conformance = check_architecture(model_config)
     check_split(model_config, config.parallel)
+    draft = _find_draft(config)
     use_device(config, rendezvous)
     apply_process_settings(config)
-    return Setup(config=config, conformance=conformance, environment=run_environment(config))
+    return Setup(
+        config=config,
+        conformance=conformance,
+        environment=run_environment(config),
+        draft=draft,
+    )
+
+
+def _find_draft(config: RunConfig) -> DraftSource | None:
+    """The draft model. Its architecture needs no conformance: a bad draft is only rejected."""
+    if config.speculative.method != "draft_model":
+        return None
+    directory = find_model(config.speculative.draft_model).directory
+    check_context(read_config(directory), config.engine.max_model_len)
+    return DraftSource(directory=directory, fingerprint=model_fingerprint(directory))
 
 
 def hardware(rendezvous: Rendezvous | None) -> Hardware:

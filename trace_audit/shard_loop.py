@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from typing import Any
 
 from trace_audit.batch_order import batch_order
 from trace_audit.engine.build import BuiltEngine
@@ -55,7 +53,7 @@ def run_shards(
     meter = _Meter(emit, done=writer.finished_tokens, total=total)
     for number in todo:
         indices = [sequence_indices[position] for position in shards[number]]
-        before = asdict(built.engine.counters)
+        before = built.engine.counters.as_counts()
         start = time.perf_counter()
         wanted = [requests[i] for i in indices]
         most_rows = 0 if exact is None else exact.prepare(wanted)
@@ -65,7 +63,7 @@ def run_shards(
         writer.write_shard(
             number,
             shard_table(outputs, indices),
-            counters=_counters(before, asdict(built.engine.counters), outputs),
+            counters=_counters(before, built.engine.counters.as_counts(), outputs),
             finish_reasons=[o.finish_reason for o in outputs],
             engine_seconds=seconds,
             attach=None if exact is None else exact.attach(outputs, indices),
@@ -109,15 +107,13 @@ class _Meter:
 
 
 def _counters(
-    before: dict[str, Any], after: dict[str, Any], outputs: Sequence[RequestOutput]
+    before: dict[str, int], after: dict[str, int], outputs: Sequence[RequestOutput]
 ) -> dict[str, int]:
-    counted = {name: after[name] - before[name] for name in after}
+    counted = {name: count - before.get(name, 0) for name, count in after.items()}
     return {
         "sequences": len(outputs),
         "tokens": sum(len(o.token_ids) for o in outputs),
         **counted,
-        "draft_tokens": 0,
-        "accepted_draft_tokens": 0,
         "nonfinite_rows": num_nonfinite_rows(outputs),
         "impossible_tokens": num_impossible_tokens(outputs),
     }

@@ -176,3 +176,32 @@ def test_every_later_key_says_what_runs_before_it_did():
     """When this fails: add the new key to `BEFORE_THE_KEY`."""
     later = set(flat(RunConfig(name="x"))) - {"name", *(f"engine.{key}" for key in FIRST_KEYS)}
     assert later <= set(BEFORE_THE_KEY)
+
+
+def speculative(**keys: object):
+    config = {"engine": {"dtype": "float32"}, "speculative": keys}
+    return run_identity("r", {"requested_config": config, "resolved_config": config})
+
+
+@pytest.mark.parametrize(
+    ("baseline", "candidate", "warned"),
+    [
+        ({}, {"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 2}, False),
+        ({"method": "none"}, {"method": "draft_model", "draft_model": "demo"}, False),
+        (
+            {"method": "ngram", "draft_model": ""},
+            {"method": "draft_model", "draft_model": "demo"},
+            False,
+        ),
+        (
+            {"method": "ngram", "num_speculative_tokens": 2},
+            {"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 2},
+            True,
+        ),
+    ],
+)
+def test_how_drafts_are_made_is_part_of_there_being_some(baseline, candidate, warned):
+    a, b = speculative(**baseline), speculative(**candidate)
+    found = config_differences(a, b)
+    assert len(found) >= 2
+    assert any("keys differ" in text for text in warnings(a, b, found, ())) is warned

@@ -200,3 +200,23 @@ def test_a_run_from_before_the_parallel_table_was_one_rank() -> None:
         "parallel.pipeline_parallel_size"
     ]
     assert expectation(old, info(tensor_parallel_size=2)) is None
+
+
+@pytest.mark.parametrize(
+    ("method", "key", "equal"),
+    [
+        ("none", "num_speculative_tokens", True),
+        ("ngram", "num_speculative_tokens", False),
+        ("draft_model", "num_speculative_tokens", False),
+        ("draft_model", "prompt_lookup_max", True),
+        ("ngram", "prompt_lookup_max", False),
+        ("ngram", "method", False),
+    ],
+)
+def test_keys_of_drafting_change_no_bit_where_they_have_no_effect(
+    method: str, key: str, equal: bool
+) -> None:
+    a, b = info(), info()
+    a["resolved_config"] = a["resolved_config"] | {"speculative": {"method": method, key: 4}}
+    b["resolved_config"] = b["resolved_config"] | {"speculative": {"method": method, key: 7}}
+    assert keys(expectation(a, b)) == ([f"speculative.{key}"] if equal else None)

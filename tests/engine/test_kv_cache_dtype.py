@@ -9,7 +9,7 @@ import torch
 from tests.kv_formats import QUANTIZED
 from tests.parallel.emulated import emulated, emulated_harness
 from tests.tiny import Harness, differing_columns, random_prompts
-from trace_audit.engine import build
+from trace_audit.engine import kv_memory
 from trace_audit.errors import ConfigError
 
 BACKENDS = ["eager", "sdpa", "triton"]
@@ -99,7 +99,7 @@ def test_the_cache_holds_what_its_name_says(checkpoint, device, name):
     assert harness.built.backends["kv_cache"] == name
     cache = harness.built.engine._runner.kv_cache
     for side in (*cache.keys, *cache.values):
-        assert side.data.dtype == build.KV_DTYPES[name]
+        assert side.data.dtype == kv_memory.KV_DTYPES[name]
         assert (side.scales is not None) == (name in ("int8", "fp8_per_token_head"))
 
 
@@ -175,7 +175,7 @@ def test_preemption_commits_the_same_tokens(checkpoint, device, name, preemption
 @pytest.mark.parametrize("name", ["auto", *ALL])
 def test_the_cache_takes_the_bytes_it_was_fitted_by(checkpoint, device, monkeypatch, name):
     budget = 200_000
-    monkeypatch.setattr(build, "_memory_budget", lambda config, device: budget)
+    monkeypatch.setattr(kv_memory, "_memory_budget", lambda config, device: budget)
     harness = Harness.make(
         checkpoint(), device, torch.bfloat16, kv_cache_dtype=name, max_num_seqs=64
     )
@@ -184,13 +184,13 @@ def test_the_cache_takes_the_bytes_it_was_fitted_by(checkpoint, device, monkeypa
     block = stored // harness.built.num_kv_blocks
     assert stored <= budget < stored + block
     # 8 tokens, 4 layers, keys and values, 2 heads of 16 numbers.
-    element = build.KV_DTYPES["bfloat16" if name == "auto" else name].itemsize
+    element = kv_memory.KV_DTYPES["bfloat16" if name == "auto" else name].itemsize
     scale = 4 if name in ("int8", "fp8_per_token_head") else 0
     assert block == 8 * 4 * 2 * 2 * (16 * element + scale)
 
 
 def test_what_does_not_fit_names_the_smaller_cache(checkpoint, device, monkeypatch):
-    monkeypatch.setattr(build, "_memory_budget", lambda config, device: 10_000)
+    monkeypatch.setattr(kv_memory, "_memory_budget", lambda config, device: 10_000)
     with pytest.raises(ConfigError, match="needs 16") as caught:
         Harness.make(checkpoint(), device)
     assert caught.value.hint is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -222,7 +223,7 @@ def test_no_trace_anywhere_is_no_launch(device):
         raise AssertionError("launched")
 
     slots = Slots(device)
-    slots.replay = TraceReplayState(4, device, no_launch)
+    slots.replay = TraceReplayState(4, device, SimpleNamespace(apply_trace_tokens=no_launch))
     r = request([1])
     slots.admit(r)
     assert slots.apply(r) == [-7]

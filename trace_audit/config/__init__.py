@@ -12,6 +12,7 @@ from trace_audit.config.model import (
     ParallelConfig,
     RunConfig,
     ScoringConfig,
+    SpeculativeConfig,
     default_record_config,
     is_run_name,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "ParallelConfig",
     "RunConfig",
     "ScoringConfig",
+    "SpeculativeConfig",
     "default_record_config",
     "distribution_of",
     "flat",

@@ -14,7 +14,6 @@ _ONLY_VALUE: Mapping[str, object] = {
     "engine.quantization": "none",
     "engine.moe_backend": "auto",
     "engine.compile": False,
-    "speculative.method": "none",
 }
 
 
@@ -46,6 +45,7 @@ def resolve(config: RunConfig, *, hardware: Hardware, max_sequence_len: int) -> 
     Raises:
         ConfigError: this machine or these lengths cannot honour the configuration.
     """
+    _check_speculative(config)
     _check_built(config)
     _check_path(config)
     check_scoring(config.scoring)
@@ -100,11 +100,37 @@ def _check_path(config: RunConfig) -> None:
             'path = "prefill" scores traces, and enable_trace_replay = false refuses them',
             hint="leave enable_trace_replay at true",
         )
-    if config.speculative.method != "none":
+
+
+def _check_speculative(config: RunConfig) -> None:
+    speculative = config.speculative
+    if speculative.method == "none":
+        return
+    if speculative.method == "draft_model" and not speculative.draft_model:
         raise ConfigError(
-            f"speculative.method = {config.speculative.method!r} drafts tokens of decode steps, "
-            'and path = "prefill" has none',
-            hint='use speculative.method = "none", or path = "decode"',
+            'speculative.method = "draft_model" names no model',
+            hint="give its directory or hub id as speculative.draft_model",
+        )
+    if (
+        speculative.method == "ngram"
+        and speculative.prompt_lookup_min > speculative.prompt_lookup_max
+    ):
+        raise ConfigError(
+            f"prompt_lookup_min = {speculative.prompt_lookup_min} is more than "
+            f"prompt_lookup_max = {speculative.prompt_lookup_max}, so no match can be long enough",
+            hint="lower prompt_lookup_min or raise prompt_lookup_max",
+        )
+    if config.engine.path == "prefill":
+        raise ConfigError(
+            f'speculative.method = "{speculative.method}" drafts what is decoded, and '
+            'path = "prefill" decodes nothing',
+            hint='use path = "decode", or speculative.method = "none"',
+        )
+    if config.engine.fixed_batch:
+        raise ConfigError(
+            f'speculative.method = "{speculative.method}" verifies as many tokens a launch as '
+            "there are drafts, and fixed_batch = true keeps launches of one shape",
+            hint='use fixed_batch = false, or speculative.method = "none"',
         )
 
 

@@ -15,7 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trace_audit.diff.align import AlignedPair
-from trace_audit.diff.identity import BEFORE_THE_KEY, resolved_differences, run_identity
+from trace_audit.diff.identity import (
+    BEFORE_THE_KEY,
+    DRAFTING_KEYS,
+    drafting_key_counts,
+    resolved_differences,
+    run_identity,
+)
 from trace_audit.diff.runs import Expectation, RunIdentity
 from trace_audit.diff.structure import first_place
 
@@ -166,6 +172,14 @@ def _scoring(a: _Run, b: _Run) -> str | None:
     return "both score the same distribution" if scored[0] == scored[1] else None
 
 
+def _drafting(key: str) -> _Rule:
+    def rule(a: _Run, b: _Run) -> str | None:
+        counted = any(drafting_key_counts(run.identity, key) for run in (a, b))
+        return None if counted else "how drafts are made is nothing where none are made so"
+
+    return rule
+
+
 def _tensor_parallel(a: _Run, b: _Run) -> int | None:
     """The tensor-parallel size that both have, None where they differ."""
     sizes = [run.value("parallel.tensor_parallel_size") for run in (a, b)]
@@ -188,6 +202,7 @@ _RULES: Mapping[str, _Rule] = {
     "scoring.top_p": _scoring,
     "engine.num_kv_blocks": _room,
     "engine.preemption": _room,
+    **{key: _drafting(key) for key in DRAFTING_KEYS},
 }
 
 

@@ -57,6 +57,15 @@ _NO_EFFECT_AT_1: Mapping[str, tuple[str, ...]] = {
     "parallel.reduction": ("parallel.tensor_parallel_size",),
     "parallel.reduction_dtype": ("parallel.tensor_parallel_size",),
 }
+_DRAFTING = ("ngram", "draft_model")
+# Keys of drafting, and the methods under which they have an effect.
+DRAFTING_KEYS: Mapping[str, tuple[str, ...]] = {
+    "speculative.num_speculative_tokens": _DRAFTING,
+    "speculative.rejection": _DRAFTING,
+    "speculative.draft_model": ("draft_model",),
+    "speculative.prompt_lookup_min": ("ngram",),
+    "speculative.prompt_lookup_max": ("ngram",),
+}
 
 
 def run_identity(name: str, info: Mapping[str, Any]) -> RunIdentity:
@@ -150,6 +159,8 @@ def _changes(
     """The differences that stand for themselves: how ranks add up is part of there being some."""
 
     def is_part(key: str) -> bool:
+        if key in DRAFTING_KEYS:
+            return not all(drafting_key_counts(run, key) for run in (baseline, candidate))
         sizes = _NO_EFFECT_AT_1.get(key)
         if sizes is None:
             return False
@@ -165,6 +176,11 @@ def _changes(
 
 def _size(run: RunIdentity, key: str) -> object:
     return run.resolved.get(key, BEFORE_THE_KEY[key])
+
+
+def drafting_key_counts(run: RunIdentity, key: str) -> bool:
+    """Whether a key of `DRAFTING_KEYS` had an effect on the run."""
+    return run.resolved.get("speculative.method", "none") in DRAFTING_KEYS[key]
 
 
 def logit_dtype(identity: RunIdentity) -> str | None:

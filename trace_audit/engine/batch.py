@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from trace_audit.attention.base import AttentionBatch
+from trace_audit.engine.proposers import PLACEHOLDER
 from trace_audit.engine.request import Request
 from trace_audit.engine.scheduler import ScheduledRequest
 from trace_audit.kernels.runtime import to_device
@@ -42,9 +43,27 @@ class LogitsRow:
         return self.position + 1 - self.request.prompt_len
 
     @property
-    def is_next(self) -> bool:
-        """Whether the token sampled here is the request's next; inside a prompt it is not."""
-        return self.position + 1 == self.request.total_len
+    def is_uncommitted(self) -> bool:
+        """Whether the token sampled here can be committed; inside a prompt it cannot."""
+        return self.position + 1 >= self.request.total_len
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftTokens:
+    """The D tokens of a launch that are drafts.
+
+    Attributes:
+        index: int64 [D] on the device, their places in the flat batch.
+        token_ids: int64 [D] on the device, `PLACEHOLDER` where the host does not know them.
+        known: whether the host knows all of them.
+        columns: int64 [T] on the device, where in its row each token's id is. A draft's own column
+            holds the trace, which is not to be read; it has that of the last committed token.
+    """
+
+    index: torch.Tensor
+    token_ids: torch.Tensor
+    known: bool
+    columns: torch.Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +82,7 @@ class Batch:
         positions: int64 [T] on the device, absolute positions.
         logits_tokens: int64 [B] on the device, flat index of each row's token.
         attention: what the attention backend needs; it knows no padding.
+        drafts: which tokens are drafts; None: no request has any.
     """
 
     scheduled: Sequence[ScheduledRequest]
@@ -73,6 +93,7 @@ class Batch:
     positions: torch.Tensor
     logits_tokens: torch.Tensor
     attention: AttentionBatch
+    drafts: DraftTokens | None
 
     @property
     def num_tokens(self) -> int:
@@ -148,6 +169,30 @@ def build_batch(
             kv_slots=to_device(kv_slots, device),
             device=device,
         ),
+        drafts=_draft_tokens(scheduled, query_starts, positions, device),
+    )
+
+
+def _draft_tokens(
+    scheduled: Sequence[ScheduledRequest],
+    query_starts: Int64Array,
+    positions: Int64Array,
+    device: torch.device,
+) -> DraftTokens | None:
+    token_ids = [token for s in scheduled for token in s.draft_token_ids]
+    if not token_ids:
+        return None
+    columns = positions.copy()
+    places: list[int] = []
+    for s, end in zip(scheduled, query_starts[1:].tolist(), strict=True):
+        own = range(end - len(s.draft_token_ids), end)
+        columns[own] = s.end - len(own) - 1
+        places += own
+    return DraftTokens(
+        index=to_device(np.array(places, dtype=np.int64), device),
+        token_ids=to_device(np.array(token_ids, dtype=np.int64), device),
+        known=PLACEHOLDER not in token_ids,
+        columns=to_device(columns, device),
     )
 
 

@@ -36,8 +36,13 @@ class BlockPool:
         for _ in range(self.num_missing(block_ids, num_tokens)):
             block_ids.append(heapq.heappop(self._free))
 
+    def shrink(self, block_ids: list[int], num_tokens: int) -> None:
+        """Give back what of `block_ids` is not needed to cover `num_tokens`, in place."""
+        needed = -(-num_tokens // self.block_size)
+        for block_id in block_ids[needed:]:
+            heapq.heappush(self._free, block_id)
+        del block_ids[needed:]
+
     def release(self, block_ids: list[int]) -> None:
         """Give all of `block_ids` back and empty the list."""
-        for block_id in block_ids:
-            heapq.heappush(self._free, block_id)
-        block_ids.clear()
+        self.shrink(block_ids, 0)

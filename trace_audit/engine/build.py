@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,33 +13,23 @@ from trace_audit.attention.base import AttentionBackend, KVCache
 from trace_audit.attention.eager import EagerAttention
 from trace_audit.attention.sdpa import SdpaAttention
 from trace_audit.attention.triton import TritonAttention
-from trace_audit.config import Distribution, EngineConfig
+from trace_audit.config import Distribution, EngineConfig, SpeculativeConfig
 from trace_audit.config.kv_formats import KV_FORMATS
 from trace_audit.engine.block_pool import BlockPool
+from trace_audit.engine.draft_model import DraftModel
 from trace_audit.engine.engine import Engine
 from trace_audit.engine.input_processor import InputProcessor
-from trace_audit.engine.model_runner import ModelRunner, kv_block_bytes
+from trace_audit.engine.kv_memory import KV_DTYPES, block_bytes, num_blocks, stored_dtype
+from trace_audit.engine.model_runner import ModelRunner
 from trace_audit.engine.prefill_path import PrefillRunner, PrefillScheduler
+from trace_audit.engine.proposers import Drafting, NgramProposer, PlaceholderProposer
 from trace_audit.engine.scheduler import Scheduler, SchedulerHooks
-from trace_audit.engine.trace_replay import ApplyTrace
+from trace_audit.engine.trace_replay import TraceKernels
 from trace_audit.errors import ConfigError
-from trace_audit.kernels import kv_cache, reference, token_stats
+from trace_audit.kernels import kv_cache, reference, token_stats, trace_replay
 from trace_audit.kernels.runtime import can_run_triton, kernel_mode
-from trace_audit.kernels.trace_replay import apply_trace_tokens
 from trace_audit.models.loader import LoadedModel
 from trace_audit.parallel.world import World, single_world
-
-_CPU_MEMORY_SHARE = 0.5  # of the free memory, for the KV cache
-KV_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "fp8_e4m3": torch.float8_e4m3fn,
-    "fp8_e5m2": torch.float8_e5m2,
-    "fp8_per_token_head": torch.float8_e4m3fn,
-    "int8": torch.int8,
-}
-"""What the cache is made of, by the value of `kv_cache_dtype`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +55,8 @@ def build_engine(
     world: World | None = None,
     *,
     scored: Distribution | None = None,
+    speculative: SpeculativeConfig | None = None,
+    draft: LoadedModel | None = None,
 ) -> BuiltEngine:
     """Build an engine; where there are ranks, every one of them at the same time.
 
@@ -74,23 +65,28 @@ def build_engine(
         config: resolved: no "auto", no 0 but `num_kv_blocks`.
         world: this rank's place; None: there are no ranks.
         scored: what statistics are of; None: the logits as they are.
+        speculative: resolved; None: no drafts.
+        draft: the whole draft model, on the rank that samples, if there is one.
 
     Raises:
         ConfigError: the model or the machine cannot honour the configuration.
     """
     world = world or single_world()
+    speculative = speculative or SpeculativeConfig()
     device = next(loaded.model.parameters()).device
     # One schedule for all: the rank with the least room decides.
-    kv_cache_dtype = _kv_cache_dtype(loaded, config)
-    block_bytes = kv_block_bytes(loaded.layers, config.block_size, kv_cache_dtype)
-    num_blocks = min(world.all.gather_objects(_num_blocks(config, block_bytes, device, world)))
+    kv_cache_dtype = stored_dtype(loaded, config)
+    bytes_of_block = block_bytes(loaded, draft, config, kv_cache_dtype)
+    fitting = num_blocks(config, bytes_of_block, device, world)
+    num_kv_blocks = min(world.all.gather_objects(fitting))
     backend = _backend(config, device)
     if config.fixed_batch:
         _check_fixed_batch(loaded)
     # Interpreted kernels cost time, the vocabulary-wide ones far too much: only on request.
     interpreted = device.type == "cpu" and config.attention_backend != "triton"
     use_reference = interpreted or not can_run_triton(device)
-    runner = _runner(config, use_reference)(
+    draft_model = None if draft is None else _draft_model(draft, loaded, config, num_kv_blocks)
+    runner = _runner(config, speculative, draft_model, use_reference)(
         loaded=loaded,
         world=world,
         backend=backend,
@@ -99,7 +95,7 @@ def build_engine(
         max_model_len=config.max_model_len,
         kv_cache=KVCache(
             loaded.layers,
-            num_blocks=num_blocks,
+            num_blocks=num_kv_blocks,
             block_size=config.block_size,
             dtype=KV_DTYPES[kv_cache_dtype],
             device=device,
@@ -109,7 +105,8 @@ def build_engine(
         block_size=config.block_size,
         scored=scored or Distribution(),
     )
-    scheduler = _scheduler(config, runner, BlockPool(num_blocks, config.block_size))
+    pool = BlockPool(num_kv_blocks, config.block_size)
+    scheduler = _scheduler(config, runner, pool, _drafting(speculative))
     return BuiltEngine(
         engine=Engine(runner=runner, world=world, scheduler=scheduler),
         input_processor=InputProcessor(
@@ -119,7 +116,7 @@ def build_engine(
             enable_trace_replay=config.enable_trace_replay,
             traces_only=config.path == "prefill",
         ),
-        num_kv_blocks=num_blocks,
+        num_kv_blocks=num_kv_blocks,
         backends={
             "device": str(device),
             "attention": backend.name,
@@ -133,18 +130,28 @@ def build_engine(
     )
 
 
-def _runner(config: EngineConfig, use_reference: bool) -> Callable[..., ModelRunner]:
+def _runner(
+    config: EngineConfig,
+    speculative: SpeculativeConfig,
+    draft_model: DraftModel | None,
+    use_reference: bool,
+) -> Callable[..., ModelRunner]:
     if config.path == "prefill":
         return PrefillRunner
     return partial(
         ModelRunner,
-        apply_trace=_overwrite(config, use_reference),
+        trace_kernels=_trace_kernels(config, use_reference),
         num_decode_rows=config.max_num_seqs if config.fixed_batch else 0,
+        draft_model=draft_model,
+        rejection=speculative.rejection,
     )
 
 
 def _scheduler(
-    config: EngineConfig, hooks: SchedulerHooks, pool: BlockPool
+    config: EngineConfig,
+    hooks: SchedulerHooks,
+    pool: BlockPool,
+    drafting: Drafting | None,
 ) -> Scheduler | PrefillScheduler:
     if config.path == "prefill":
         return PrefillScheduler(pool=pool, chunk_size=config.prefill_chunk, hooks=hooks)
@@ -155,14 +162,45 @@ def _scheduler(
         swap=config.preemption == "swap",
         hooks=hooks,
         fixed_batch=config.fixed_batch,
+        drafting=drafting,
     )
 
 
-def _overwrite(config: EngineConfig, use_reference: bool) -> ApplyTrace | None:
+def _trace_kernels(config: EngineConfig, use_reference: bool) -> TraceKernels | None:
     if not config.enable_trace_replay:
         return None
-    # Interpreted, the kernel is as exact and costs a CPU 3 % of a decode step.
-    return reference.apply_trace_tokens if use_reference else apply_trace_tokens
+    # Interpreted, the kernels are as exact and cost a CPU 3 % of a decode step.
+    return reference if use_reference else trace_replay
+
+
+def _drafting(config: SpeculativeConfig) -> Drafting | None:
+    if config.method == "none":
+        return None
+    ngram = NgramProposer(
+        prompt_lookup_min=config.prompt_lookup_min, prompt_lookup_max=config.prompt_lookup_max
+    )
+    return Drafting(
+        proposer=ngram if config.method == "ngram" else PlaceholderProposer(),
+        num_speculative_tokens=config.num_speculative_tokens,
+    )
+
+
+def _draft_model(
+    draft: LoadedModel, loaded: LoadedModel, config: EngineConfig, num_kv_blocks: int
+) -> DraftModel:
+    if draft.vocabulary_size != loaded.vocabulary_size:
+        raise ConfigError(
+            f"the draft model has a vocabulary of {draft.vocabulary_size} ids and the model one of "
+            f"{loaded.vocabulary_size}",
+            hint="a draft model must have the model's own tokenizer",
+        )
+    device = next(draft.model.parameters()).device
+    return DraftModel(
+        loaded=draft,
+        backend=_backend(config, device),
+        num_blocks=num_kv_blocks,
+        block_size=config.block_size,
+    )
 
 
 def _overwrites(config: EngineConfig, device: torch.device, use_reference: bool) -> str:
@@ -201,54 +239,3 @@ def _backend(config: EngineConfig, device: torch.device) -> AttentionBackend:
             )
         return TritonAttention()
     raise ConfigError(f"attention_backend {name!r} is not one of eager, sdpa, triton")
-
-
-def _kv_cache_dtype(loaded: LoadedModel, config: EngineConfig) -> str:
-    """What the cache stores, as `kv_cache_dtype` names it."""
-    if config.kv_cache_dtype != "auto":
-        return config.kv_cache_dtype
-    names = {dtype: name for name, dtype in KV_DTYPES.items() if dtype.itemsize > 1}
-    return names[next(loaded.model.parameters()).dtype]
-
-
-def _num_blocks(config: EngineConfig, block_bytes: int, device: torch.device, world: World) -> int:
-    """Enough blocks for every slot at full length, or as many as memory holds."""
-    per_sequence = -(-config.max_model_len // config.block_size)
-    fitting = _memory_budget(config, device) // _num_sharing(world) // block_bytes
-    if config.num_kv_blocks > fitting:
-        raise ConfigError(
-            f"num_kv_blocks = {config.num_kv_blocks} does not fit: the free memory holds {fitting}",
-            hint="leave num_kv_blocks at 0, which fits it to memory",
-        )
-    if fitting < per_sequence:
-        raise ConfigError(
-            f"the free memory holds {fitting} KV blocks and one sequence of "
-            f"{config.max_model_len} tokens needs {per_sequence}",
-            hint="use shorter sequences or a smaller kv_cache_dtype, or free some memory",
-        )
-    return config.num_kv_blocks or min(config.num_slots * per_sequence, fitting)
-
-
-def _num_sharing(world: World) -> int:
-    """Ranks that may live in the memory this rank sees: all, unless each has a GPU of its own."""
-    return 1 if world.transport == "nccl" else world.all.size
-
-
-def _memory_budget(config: EngineConfig, device: torch.device) -> int:
-    """Bytes that the KV cache may take."""
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return max(0, int(free - total * (1 - config.gpu_memory_utilization)))
-    return int(available_memory() * _CPU_MEMORY_SHARE)
-
-
-def available_memory() -> int:
-    """Bytes the host could still give without swapping."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except FileNotFoundError:
-        pass
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

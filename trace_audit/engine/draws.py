@@ -77,6 +77,39 @@ def draw_ids(
     return torch.where(drawable, chunk * CHUNK + offset, -1)
 
 
+def draw_draft_first(
+    logits: torch.Tensor,
+    row_maximum: torch.Tensor,
+    chunk_mass: torch.Tensor,
+    drafts: torch.Tensor,
+    uniform: torch.Tensor,
+) -> torch.Tensor:
+    """Draw an id in proportion to exp(logit), by inverse CDF in vocabulary order, the draft first.
+
+    The draft is drawn with its own probability, and any other id with its own: the rule of
+    speculative sampling (accept with min(1, p / q), else draw from what p has over q) for a q that
+    is all on the draft, with one uniform for both.
+
+    Args:
+        logits: [B, V].
+        row_maximum: float32 [B].
+        chunk_mass: float32 [B, C], sum of exp(x - row maximum) over each chunk without the draft.
+        drafts: int64 [B], -1 for none.
+        uniform: float64 [B, 1] in [0, 1).
+
+    Returns:
+        int64 [B]; -1 where `draw_ids` has it, and the draft is not drawn.
+    """
+    given = drafts[:, None]
+    logit = logits.gather(1, given.clamp(min=0)).double()
+    weight = torch.where(given >= 0, (logit - row_maximum.double()[:, None]).exp(), 0.0)
+    share = weight / (weight + prefix_sum(chunk_mass.double())[:, -1:])
+    # What is left of the uniform is uniform again; rounding must not make it 1.
+    rest = ((uniform - share) / (1 - share)).clamp(0.0, 1.0 - 2.0**-53)
+    others = draw_ids(logits, row_maximum, chunk_mass, given, rest)
+    return torch.where(uniform < share, given, others)[:, 0]
+
+
 def _weights(
     logits: torch.Tensor, row_maximum: torch.Tensor, excluded: torch.Tensor, ids: torch.Tensor
 ) -> torch.Tensor:

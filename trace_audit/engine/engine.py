@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
@@ -106,7 +107,10 @@ class Engine:
         scheduled = self._scheduler.schedule()
         committed = sum(self._commit(output) for output in self._runner.execute(scheduled))
         for part in scheduled:
-            part.request.num_computed_tokens += part.num_tokens
+            self._scheduler.advance(part)
+            if part.request.finish_reason is not None:
+                self._scheduler.finish(part.request)
+                self._runner.release(part.request)
         return committed
 
     def _collect(self, requests: Sequence[Request]) -> list[RequestOutput]:
@@ -117,15 +121,22 @@ class Engine:
         return outputs
 
     def _commit(self, output: StepOutput) -> int:
-        self._outputs.add(output)
-        tokens = self._committed_tokens(output)
-        for index, token in zip(output.committed, tokens, strict=True):
+        kept = []
+        for index, token in zip(output.committed, self._committed_tokens(output), strict=True):
             request = output.batch.rows[index].request
-            request.commit(token)
-            if request.finish_reason is not None:
-                self._scheduler.finish(request)
-                self._runner.release(request)
-        return len(tokens)
+            if request.finish_reason is None:  # else it stopped at a draft before this token
+                request.commit(token)
+                kept.append(index)
+        self._outputs.add(output.only(kept))
+        self._count_drafts(output)
+        return len(kept)
+
+    def _count_drafts(self, output: StepOutput) -> None:
+        committed = Counter(output.batch.rows[i].request.request_id for i in output.committed)
+        for scheduled in output.batch.scheduled:
+            if scheduled.draft_token_ids:
+                accepted = committed[scheduled.request.request_id] - 1
+                self.counters.count_draft(len(scheduled.draft_token_ids), accepted)
 
     def _committed_tokens(self, output: StepOutput) -> list[int]:
         """The step's tokens: from the traces if all rows have one, else read from the device.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +12,14 @@ import torch
 from trace_audit.attention.base import AttentionBackend, KVCache, LayerSpec
 from trace_audit.config import Distribution
 from trace_audit.engine.batch import Batch, build_batch
+from trace_audit.engine.draft_model import DraftModel
 from trace_audit.engine.request import Request
 from trace_audit.engine.request_state import RequestState
-from trace_audit.engine.sampler import Sampler, SamplingInputs
+from trace_audit.engine.sampler import Rejection, Sampler, SamplingInputs
 from trace_audit.engine.scheduler import ScheduledRequest
 from trace_audit.engine.token_statistics import StatisticsKernels, TokenStatistics
-from trace_audit.engine.trace_replay import ApplyTrace, TraceReplayState
+from trace_audit.engine.trace_replay import TraceKernels, TraceReplayState
+from trace_audit.engine.verification import Verification, committed_rows
 from trace_audit.kernels.runtime import to_device
 from trace_audit.models.loader import LoadedModel
 from trace_audit.parallel.world import World
@@ -29,7 +31,8 @@ class StepOutput:
 
     Attributes:
         batch: the launch, or a block of its rows, B of them.
-        tokens: int64 [B], sampled or overwritten; padding has some too.
+        tokens: int64 [B], sampled or overwritten; padding has some too, and there is -1 where a
+            draft before it was rejected.
         statistics: of all B rows; None on a rank that does not sample.
         committed: rows whose token counts, in order.
         committed_rows: int64 [num_committed] on the device, the same.
@@ -42,6 +45,13 @@ class StepOutput:
     committed: list[int]
     committed_rows: torch.Tensor
     logits: torch.Tensor | None
+
+    def only(self, rows: list[int]) -> StepOutput:
+        """The same with some of its committed rows."""
+        if rows == self.committed:
+            return self
+        index = to_device(np.array(rows, dtype=np.int64), self.tokens.device)
+        return replace(self, committed=rows, committed_rows=index)
 
 
 class ModelRunner:
@@ -59,10 +69,12 @@ class ModelRunner:
         max_model_len: longest sequence.
         kv_cache: of this rank's layers.
         block_size: tokens of its blocks.
-        apply_trace: the overwrite; None: no state for traces exists.
+        trace_kernels: the overwrites; None: no state for traces exists.
         scored: what statistics are of.
         num_decode_rows: rows that a decode launch is padded to; 0: none is padded.
         feeds_traces: whether traces are inputs, so that every rank's rows hold them.
+        draft_model: on the rank that samples, if a model drafts.
+        rejection: see `Sampler`.
     """
 
     def __init__(
@@ -76,10 +88,12 @@ class ModelRunner:
         max_model_len: int,
         kv_cache: KVCache,
         block_size: int,
-        apply_trace: ApplyTrace | None,
+        trace_kernels: TraceKernels | None,
         scored: Distribution,
         num_decode_rows: int = 0,
         feeds_traces: bool = False,
+        draft_model: DraftModel | None = None,
+        rejection: Rejection = "greedy",
     ) -> None:
         self.device = next(loaded.model.parameters()).device
         self.block_size = block_size
@@ -89,8 +103,8 @@ class ModelRunner:
         self.kv_cache = kv_cache
         loaded.attention.bind(self.kv_cache, backend)
         self.trace_replay = (
-            TraceReplayState(max_num_reqs, self.device, apply_trace)
-            if apply_trace is not None and world.samples
+            TraceReplayState(max_num_reqs, self.device, trace_kernels)
+            if trace_kernels is not None and world.samples
             else None
         )
         self.request_state = RequestState(
@@ -106,14 +120,20 @@ class ModelRunner:
                 kernels=statistics_kernels,
                 trace_replay=self.trace_replay,
                 scored=scored,
+                rejection=rejection,
             )
             if world.samples
             else None
         )
-        self._swapped: dict[str, list[torch.Tensor]] = {}
+        self._draft_model = draft_model
+        self._caches = [self.kv_cache, *([draft_model.kv_cache] if draft_model else [])]
+        self._swapped: dict[str, list[list[torch.Tensor]]] = {}
 
     def execute(self, scheduled: Sequence[ScheduledRequest]) -> Iterator[StepOutput]:
-        """Run one launch, whose rows come in one block; nothing here waits for the device."""
+        """Run one launch, whose rows come in one block.
+
+        The host waits for the device only where drafts have a fate that it cannot know.
+        """
         self._apply_staged_writes()
         batch = build_batch(
             scheduled,
@@ -121,17 +141,21 @@ class ModelRunner:
             device=self.device,
             num_decode_rows=self._num_decode_rows,
         )
-        logits = self._forward(batch)
+        input_ids = self._input_ids(batch)
+        logits = self._forward(batch, input_ids)
         tokens = torch.empty(len(batch.idx_mapping), dtype=torch.long, device=self.device)
         statistics = None
         if self._sampler is not None:
             assert logits is not None
-            inputs = SamplingInputs.of(batch.padded_rows, self.device)
             tokens, statistics = self._sampler(
-                logits, inputs, batch.idx_mapping, self.request_state
+                logits,
+                SamplingInputs.of(batch.padded_rows, self.device),
+                batch.idx_mapping,
+                self.request_state,
+                verification=None if batch.drafts is None else Verification.of(batch, input_ids),
             )
         tokens = self._world.all.broadcast(tokens, self._world.sampling_rank)
-        committed = [index for index, row in enumerate(batch.rows) if row.is_next]
+        committed = committed_rows(batch, tokens)
         rows = to_device(np.array(committed, dtype=np.int64), self.device)
         offsets = to_device(_offsets(batch, committed), self.device)
         self.request_state.append_tokens(batch.idx_mapping.long()[rows], offsets, tokens[rows])
@@ -151,12 +175,15 @@ class ModelRunner:
             self.trace_replay.add_request(request)
         contents = self._swapped.pop(request.request_id, None)
         if contents is not None:
-            self.kv_cache.copy_in(request.block_ids[: contents[0].shape[0]], contents)
+            for cache, saved in zip(self._caches, contents, strict=True):
+                cache.copy_in(request.block_ids[: saved[0].shape[0]], saved)
 
     def evict(self, request: Request, *, swap: bool) -> None:
         """Take the request's slot; with `swap` keep its KV on the host."""
         if swap:
-            self._swapped[request.request_id] = self.kv_cache.copy_out(request.block_ids)
+            self._swapped[request.request_id] = [
+                cache.copy_out(request.block_ids) for cache in self._caches
+            ]
         self.release(request)
 
     def release(self, request: Request) -> None:
@@ -170,10 +197,24 @@ class ModelRunner:
         if self.trace_replay is not None:
             self.trace_replay.apply_staged_writes()
 
-    def _forward(self, batch: Batch) -> torch.Tensor | None:
+    def _input_ids(self, batch: Batch) -> torch.Tensor:
+        """Token ids of the launch, int64 [T]: committed ones from the rows, and drafts."""
+        drafts, state = batch.drafts, self.request_state
+        if drafts is None:
+            return state.gather_input_ids(batch.token_slots, batch.positions)
+        token_ids = drafts.token_ids
+        if not drafts.known:
+            if self._draft_model is not None:
+                token_ids = self._draft_model.draft(batch.scheduled, state)
+            token_ids = self._world.all.broadcast(token_ids, self._world.sampling_rank)
+        ids = state.gather_input_ids(batch.token_slots, drafts.columns)
+        return ids.index_copy_(0, drafts.index, token_ids)
+
+    def _forward(self, batch: Batch, input_ids: torch.Tensor) -> torch.Tensor | None:
         """Logits [B, V] of the batch's rows; None before the last pipeline stage."""
+        if self._draft_model is not None:
+            self._draft_model.follow(batch, input_ids)
         self._loaded.attention.prepare(batch.attention)
-        input_ids = self.request_state.gather_input_ids(batch.token_slots, batch.positions)
         return self._loaded.forward(input_ids, batch.positions, batch.logits_tokens)
 
 

@@ -43,7 +43,7 @@ class OutputBuffer:
         self._full = FullLogprobs(max_full_logprobs)
 
     def add(self, output: StepOutput) -> None:
-        """Keep the committed rows of a launch. Called before the tokens are committed."""
+        """Keep the committed rows of a launch."""
         batch = output.batch
         if not output.committed or output.statistics is None:
             return

@@ -70,6 +70,10 @@ class PrefillScheduler:
             self.hooks.admit(self.running)
         return [_next_chunk(self.running, self.chunk_size)]
 
+    def advance(self, scheduled: ScheduledRequest) -> None:
+        """Note what a launch computed."""
+        scheduled.request.num_computed_tokens = scheduled.end
+
     def finish(self, request: Request) -> None:
         """Forget the finished request and free its blocks."""
         self.running = None
@@ -104,7 +108,7 @@ class PrefillRunner(ModelRunner):
     """
 
     def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments, apply_trace=None, feeds_traces=True)
+        super().__init__(**arguments, trace_kernels=None, feeds_traces=True)
 
     def execute(self, scheduled: Sequence[ScheduledRequest]) -> Iterator[StepOutput]:
         """Run one launch; its rows come in blocks of `HEAD_ROWS`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ import torch
 from trace_audit.config import Distribution
 from trace_audit.engine import token_statistics as stats
 from trace_audit.engine.batch import LogitsRow
-from trace_audit.engine.draws import draw_ids, uniforms
+from trace_audit.engine.draws import draw_draft_first, draw_ids, uniforms
 from trace_audit.engine.request_state import RequestState
 from trace_audit.engine.scoring import processed
 from trace_audit.engine.token_statistics import (
@@ -22,11 +23,14 @@ from trace_audit.engine.token_statistics import (
     TokenStatistics,
 )
 from trace_audit.engine.trace_replay import TraceReplayState
+from trace_audit.engine.verification import REJECTED, Verification
 from trace_audit.kernels.partials import VocabularyPartials
 from trace_audit.kernels.runtime import to_device
 
 _SAMPLING_DRAW = SUPPORT_TAIL_DRAWS  # draw number after those of the tail
 _PROCESSED_ROWS = 8  # copied to float32 at once
+
+Rejection: TypeAlias = Literal["greedy", "probabilistic"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +89,8 @@ class Sampler:
         trace_replay: None where `enable_trace_replay` is false.
         scored: the distribution that statistics are of. Tokens are chosen from the untouched
             logits whatever it is.
+        rejection: which drafts of a free request stay: those that would have been sampled anyway,
+            or each with its probability. At temperature 0 both are the argmax.
     """
 
     def __init__(
@@ -95,11 +101,13 @@ class Sampler:
         kernels: StatisticsKernels,
         trace_replay: TraceReplayState | None,
         scored: Distribution,
+        rejection: Rejection = "greedy",
     ) -> None:
         self._multipliers = stats.odd_multipliers(vocabulary_size, device)
         self._kernels = kernels
         self._trace_replay = trace_replay
         self._scored = scored.within(vocabulary_size)
+        self._rejection = rejection
 
     def __call__(
         self,
@@ -109,6 +117,7 @@ class Sampler:
         state: RequestState,
         *,
         forced: torch.Tensor | None = None,
+        verification: Verification | None = None,
     ) -> tuple[torch.Tensor, TokenStatistics]:
         """One step's tokens and their statistics.
 
@@ -118,21 +127,46 @@ class Sampler:
             idx_mapping: int32 [B], batch row -> request slot.
             state: the request rows.
             forced: int64 [B], tokens to score; None: they are sampled.
+            verification: of the launch's drafts, None without any.
 
         Returns:
-            int64 [B] tokens, the trace's where a row replays one; the statistics of those tokens.
+            int64 [B] tokens, the trace's where a row replays one, `REJECTED` where a draft before
+            it is; the statistics of those tokens.
         """
         partials = self._kernels.vocabulary_partials(logits, self._multipliers)
-        sampled = self._sample(logits, partials, inputs) if forced is None else forced
-        if self._trace_replay is not None:
-            self._trace_replay.apply_trace(sampled, idx_mapping, state)
+        kept = None
+        if forced is not None:
+            sampled = forced
+        elif verification is not None:
+            drafts = verification.next_drafts if self._rejection == "probabilistic" else None
+            sampled = self._sample(logits, partials, inputs, drafts)
+            kept = verification.verify(sampled, self._trace_replay, state)
+        else:
+            sampled = self._sample(logits, partials, inputs)
+            if self._trace_replay is not None:
+                self._trace_replay.apply_trace(sampled, idx_mapping, state)
+        statistics = self._statistics(logits, partials, sampled, inputs)
+        return (sampled if kept is None else torch.where(kept, sampled, REJECTED)), statistics
+
+    def _statistics(
+        self,
+        logits: torch.Tensor,
+        partials: VocabularyPartials,
+        tokens: torch.Tensor,
+        inputs: SamplingInputs,
+    ) -> TokenStatistics:
+        """Of the distribution that is scored; the hash is of the untouched logits always."""
         if self._scored.is_raw:
-            return sampled, self._score(logits, partials, sampled, inputs)
-        statistics = self._score_processed(logits, sampled, inputs)
-        return sampled, replace(statistics, logits_hash=partials.bits.sum(-1))
+            return self._score(logits, partials, tokens, inputs)
+        statistics = self._score_processed(logits, tokens, inputs)
+        return replace(statistics, logits_hash=partials.bits.sum(-1))
 
     def _sample(
-        self, logits: torch.Tensor, partials: VocabularyPartials, inputs: SamplingInputs
+        self,
+        logits: torch.Tensor,
+        partials: VocabularyPartials,
+        inputs: SamplingInputs,
+        drafts: torch.Tensor | None = None,
     ) -> torch.Tensor:
         greedy = stats.top_ids(logits, partials.maximum, 1)[:, 0]
         if inputs.temperatures is None:
@@ -142,10 +176,10 @@ class Sampler:
         scaled = logits.float() / torch.where(hot, inputs.temperatures, 1.0)[:, None]
         partials = self._kernels.vocabulary_partials(scaled, self._multipliers)
         maximum, _ = stats.log_normalizer(partials)
-        nothing = torch.full((len(scaled), 1), -1, device=logits.device)
-        mass = stats.chunk_masses(scaled, partials, maximum, nothing)
+        drafts = torch.full_like(greedy, -1) if drafts is None else drafts
+        mass = stats.chunk_masses(scaled, partials, maximum, drafts[:, None])
         uniform = inputs.uniforms[:, _SAMPLING_DRAW:]
-        drawn = draw_ids(scaled, maximum, mass, nothing, uniform)[:, 0]
+        drawn = draw_draft_first(scaled, maximum, mass, drafts, uniform)
         return torch.where(hot & (drawn >= 0), drawn, greedy)
 
     def _score_processed(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 from trace_audit.engine.block_pool import BlockPool
+from trace_audit.engine.proposers import Drafting
 from trace_audit.engine.request import Phase, Request
 
 
@@ -19,12 +20,15 @@ class ScheduledRequest:
         chunk_start: position of its first token in the launch.
         num_tokens: its tokens.
         num_logits: how many of them, the last ones, are asked for their logits.
+        draft_token_ids: those of its tokens that are drafts, the last ones; `PLACEHOLDER` where
+            the host does not know them.
     """
 
     request: Request
     chunk_start: int
     num_tokens: int
     num_logits: int = 1
+    draft_token_ids: tuple[int, ...] = ()
 
     @property
     def end(self) -> int:
@@ -33,7 +37,12 @@ class ScheduledRequest:
 
     @property
     def phase(self) -> Phase:
-        """What its tokens are: a prompt's, which includes outputs computed again, or one more."""
+        """What its tokens are: a prompt's, which includes outputs computed again, or one more.
+
+        One more with drafts behind it is verified; without any it is decoded as ever.
+        """
+        if self.draft_token_ids:
+            return "verify"
         is_prefill = self.num_tokens > 1 or self.chunk_start < self.request.prompt_len
         return "prefill" if is_prefill else "decode"
 
@@ -46,6 +55,25 @@ class Counters:
     preemptions: int = 0
     swapped_blocks: int = 0
     recomputed_tokens: int = 0
+    drafts: int = 0  # launches of a request that had draft tokens
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
+    accepted_at: list[int] = field(default_factory=list)  # by place in the draft
+
+    def count_draft(self, num_tokens: int, num_accepted: int) -> None:
+        """Note one verified draft: its tokens, and how many of them, from the first on, stay."""
+        self.drafts += 1
+        self.draft_tokens += num_tokens
+        self.accepted_draft_tokens += num_accepted
+        self.accepted_at += [0] * (num_tokens - len(self.accepted_at))
+        for place in range(num_accepted):
+            self.accepted_at[place] += 1
+
+    def as_counts(self) -> dict[str, int]:
+        """By name, the places in a draft as `accepted_at_1` and so on."""
+        counts = asdict(self)
+        places = counts.pop("accepted_at")
+        return counts | {f"accepted_at_{place}": n for place, n in enumerate(places, 1)}
 
 
 class SchedulerHooks(Protocol):
@@ -73,6 +101,7 @@ class Scheduler:
         hooks: told of admissions and preemptions.
         fixed_batch: whether a launch is either one request's prefill chunk or every decode row,
             so that with padded decode launches no shape depends on who else is there.
+        drafting: gives decode rows drafts; None: there are none.
     """
 
     pool: BlockPool
@@ -81,6 +110,7 @@ class Scheduler:
     swap: bool
     hooks: SchedulerHooks
     fixed_batch: bool = False
+    drafting: Drafting | None = None
     waiting: deque[Request] = field(default_factory=deque)
     running: list[Request] = field(default_factory=list)
     counters: Counters = field(default_factory=Counters)
@@ -105,6 +135,17 @@ class Scheduler:
             scheduled += self._admit_waiting(self.max_num_batched_tokens - used)
         assert scheduled, "nothing could be scheduled: one request must always fit the cache"
         return sorted(scheduled, key=lambda s: s.num_tokens > 1)
+
+    def advance(self, scheduled: ScheduledRequest) -> None:
+        """Note what a launch computed, once its tokens are committed.
+
+        The last committed token is no input yet, and a rejected draft's keys and values are no
+        request's: later tokens overwrite them, and blocks that held nothing else are free again.
+        """
+        request = scheduled.request
+        request.num_computed_tokens = min(scheduled.end, request.total_len - 1)
+        if scheduled.draft_token_ids:
+            self.pool.shrink(request.block_ids, request.num_computed_tokens)
 
     def finish(self, request: Request) -> None:
         """Forget a finished request and free its blocks."""
@@ -141,7 +182,7 @@ class Scheduler:
         scheduled: list[ScheduledRequest] = []
         budget = self.max_num_batched_tokens
         preempted = False
-        for request in list(self.running):
+        for place, request in enumerate(list(self.running)):
             if request not in self.running or budget == 0:
                 continue
             num_tokens = min(request.num_uncomputed_tokens, budget)
@@ -153,9 +194,18 @@ class Scheduler:
                 if victim is request:
                     break
             else:
-                scheduled.append(self._take(request, num_tokens))
-                budget -= num_tokens
+                # Whoever comes later keeps a token of the budget.
+                room = budget - num_tokens - (len(self.running) - place - 1)
+                scheduled.append(self._take(request, num_tokens, self._drafts(request, room)))
+                budget -= scheduled[-1].num_tokens
         return scheduled, preempted
+
+    def _drafts(self, request: Request, room: int) -> tuple[int, ...]:
+        """Drafts of a decode row, as many as have blocks: none is worth a preemption."""
+        drafts = () if self.drafting is None else self.drafting.drafts(request, room)
+        while drafts and not self.pool.can_grow(request.block_ids, request.total_len + len(drafts)):
+            drafts = drafts[:-1]
+        return drafts
 
     def _admit_waiting(self, budget: int) -> list[ScheduledRequest]:
         scheduled: list[ScheduledRequest] = []
@@ -171,10 +221,18 @@ class Scheduler:
             budget -= num_tokens
         return scheduled
 
-    def _take(self, request: Request, num_tokens: int) -> ScheduledRequest:
-        chunk_start = request.num_computed_tokens
-        self.pool.grow(request.block_ids, chunk_start + num_tokens)
-        return ScheduledRequest(request=request, chunk_start=chunk_start, num_tokens=num_tokens)
+    def _take(
+        self, request: Request, num_tokens: int, drafts: tuple[int, ...] = ()
+    ) -> ScheduledRequest:
+        taken = ScheduledRequest(
+            request=request,
+            chunk_start=request.num_computed_tokens,
+            num_tokens=num_tokens + len(drafts),
+            num_logits=1 + len(drafts),
+            draft_token_ids=drafts,
+        )
+        self.pool.grow(request.block_ids, taken.end)
+        return taken
 
     def _preempt(self, victim: Request) -> None:
         self.running.remove(victim)

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
 from trace_audit.engine.buffers import UvaBackedTensor
 from trace_audit.engine.request import Request
 from trace_audit.engine.request_state import RequestState
-from trace_audit.kernels.trace_replay import apply_trace_tokens
+from trace_audit.kernels import trace_replay
 
-ApplyTrace = Callable[..., None]
-"""`apply_trace_tokens`, as the kernel or as its reference."""
+
+class TraceKernels(Protocol):
+    """The two overwrites, as Triton kernels or as their references."""
+
+    @property
+    def apply_trace_tokens(self) -> Callable[..., None]:
+        """See `trace_audit.kernels.trace_replay.apply_trace_tokens`."""
+
+    @property
+    def apply_trace_tokens_to_verified(self) -> Callable[..., None]:
+        """See `trace_audit.kernels.trace_replay.apply_trace_tokens_to_verified`."""
 
 
 class TraceReplayState:
@@ -23,16 +33,16 @@ class TraceReplayState:
     Args:
         max_num_reqs: request slots.
         device: of the request rows.
-        apply: the overwrite.
+        kernels: the overwrites.
 
     Attributes:
         trace_len: int32 [max_num_reqs], 0 for a request without a trace.
     """
 
     def __init__(
-        self, max_num_reqs: int, device: torch.device, apply: ApplyTrace = apply_trace_tokens
+        self, max_num_reqs: int, device: torch.device, kernels: TraceKernels = trace_replay
     ) -> None:
-        self._apply = apply
+        self._kernels = kernels
         self.trace_len = UvaBackedTensor(max_num_reqs, dtype=torch.int32, device=device)
         self._changed = False
 
@@ -58,8 +68,35 @@ class TraceReplayState:
         """Overwrite `sampled` (int64 [num_reqs]) in place for the rows that replay."""
         if not self.trace_len.np.any():
             return
-        self._apply(
+        self._kernels.apply_trace_tokens(
             sampled,
+            idx_mapping,
+            state.all_token_ids.gpu,
+            self.trace_len.gpu,
+            state.total_len.gpu.view(-1),
+            state.prompt_len.gpu,
+        )
+
+    def apply_trace_to_verified(
+        self,
+        sampled: torch.Tensor,
+        num_sampled: torch.Tensor,
+        draft_sampled: torch.Tensor,
+        cu_num_logits: torch.Tensor,
+        idx_mapping: torch.Tensor,
+        state: RequestState,
+    ) -> None:
+        """Overwrite `sampled` and `num_sampled` in place for the rows that replay.
+
+        The arguments are those of `apply_trace_tokens_to_verified`.
+        """
+        if not self.trace_len.np.any():
+            return
+        self._kernels.apply_trace_tokens_to_verified(
+            sampled,
+            num_sampled,
+            draft_sampled,
+            cu_num_logits,
             idx_mapping,
             state.all_token_ids.gpu,
             self.trace_len.gpu,

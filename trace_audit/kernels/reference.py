@@ -31,6 +31,39 @@ def apply_trace_tokens(
     sampled.copy_(torch.where(replayed, token.long(), sampled))
 
 
+def apply_trace_tokens_to_verified(
+    sampled: torch.Tensor,
+    num_sampled: torch.Tensor,
+    draft_sampled: torch.Tensor,
+    cu_num_logits: torch.Tensor,
+    idx_mapping: torch.Tensor,
+    all_token_ids: torch.Tensor,
+    trace_len: torch.Tensor,
+    total_len: torch.Tensor,
+    prompt_len: torch.Tensor,
+) -> None:
+    """See `trace_audit.kernels.trace_replay.apply_trace_tokens_to_verified`."""
+    starts, slots = cu_num_logits.tolist(), idx_mapping.tolist()
+    for row, slot in enumerate(slots):
+        if slot < 0:
+            continue
+        base = int(total_len[slot]) - int(prompt_len[slot])
+        length = int(trace_len[slot])
+        if not 0 <= base < length:
+            continue
+        num_drafts = starts[row + 1] - starts[row] - 1
+        num_written = 0
+        for i in range(num_drafts + 1):
+            if base + i >= length:
+                break
+            token = all_token_ids[slot, int(prompt_len[slot]) + base + i]
+            sampled[row, i] = token
+            num_written += 1
+            if i < num_drafts and draft_sampled[starts[row] + i + 1] != token:
+                break
+        num_sampled[row] = num_written
+
+
 def scatter_values(out: torch.Tensor, destinations: torch.Tensor, values: torch.Tensor) -> None:
     """See `trace_audit.kernels.trace_replay.scatter_values`."""
     out.view(-1)[destinations] = values

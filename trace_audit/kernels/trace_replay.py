@@ -1,6 +1,6 @@
-"""The overwrite of sampled tokens by the trace, and the scatter behind staged row writes.
+"""The overwrites of sampled tokens by the trace, and the scatter behind staged row writes.
 
-Both kernels are written over a vector of batch rows, not one program a row: under Triton's
+All kernels are written over a vector of batch rows, not one program a row: under Triton's
 interpreter a program costs far more than a lane does. The trace has no storage of its own: it is
 the unconsumed tail of the request's row of `all_token_ids`.
 """
@@ -65,6 +65,69 @@ def apply_trace_tokens(
     )
 
 
+def apply_trace_tokens_to_verified(
+    sampled: torch.Tensor,
+    num_sampled: torch.Tensor,
+    draft_sampled: torch.Tensor,
+    cu_num_logits: torch.Tensor,
+    idx_mapping: torch.Tensor,
+    all_token_ids: torch.Tensor,
+    trace_len: torch.Tensor,
+    total_len: torch.Tensor,
+    prompt_len: torch.Tensor,
+) -> None:
+    """Overwrite what verification of drafts kept by the trace, and say how much of it stays.
+
+    Row b has k_b = cu_num_logits[b + 1] - cu_num_logits[b] - 1 drafts, of slot s = idx_mapping[b]
+    and step base = total_len[s] - prompt_len[s]. Where s >= 0 and 0 <= base < trace_len[s] the
+    trace's tokens from base on are written until the trace ends, all k_b + 1 are, or one differs
+    from the draft in its place: that one is the correction, and the keys and values of later
+    drafts came from a wrong input. num_sampled[b] counts them, whatever was accepted before. Any
+    other row keeps its tokens and its count. No position behind the count is written.
+
+    Args:
+        sampled: int64 [num_reqs, num_spec + 1], rows contiguous, in place.
+        num_sampled: int32 [num_reqs], in place.
+        draft_sampled: int32 [num_logits], entry cu_num_logits[b] is row b's last committed token
+            and draft i of it is entry cu_num_logits[b] + i + 1; -1 never matches.
+        cu_num_logits: int32 [num_reqs + 1].
+        idx_mapping: int32 [num_reqs], batch row -> request slot, -1 for padding.
+        all_token_ids, trace_len, total_len, prompt_len: see `apply_trace_tokens`.
+    """
+    num_reqs, width = sampled.shape
+    if num_reqs == 0:
+        return
+    if not can_run_triton(sampled.device):
+        reference.apply_trace_tokens_to_verified(
+            sampled,
+            num_sampled,
+            draft_sampled,
+            cu_num_logits,
+            idx_mapping,
+            all_token_ids,
+            trace_len,
+            total_len,
+            prompt_len,
+        )
+        return
+    _apply_trace_tokens_to_verified_kernel[(triton.cdiv(num_reqs, _ROWS_PER_PROGRAM),)](
+        sampled,
+        sampled.stride(0),
+        num_sampled,
+        draft_sampled,
+        cu_num_logits,
+        idx_mapping,
+        all_token_ids,
+        all_token_ids.stride(0),
+        trace_len,
+        total_len,
+        prompt_len,
+        num_reqs,
+        width,
+        BLOCK=_ROWS_PER_PROGRAM,
+    )
+
+
 def scatter_values(out: torch.Tensor, destinations: torch.Tensor, values: torch.Tensor) -> None:
     """Write `values[i]` to flat offset `destinations[i]` of `out`.
 
@@ -112,6 +175,49 @@ if triton is not None:
         offset = slot.to(tl.int64) * all_token_ids_stride + total_len
         token = tl.load(all_token_ids_ptr + offset, mask=replayed, other=0)
         tl.store(sampled_ptr + row, token, mask=replayed)
+
+    @triton.jit
+    def _apply_trace_tokens_to_verified_kernel(
+        sampled_ptr,  # int64 [num_reqs, width]
+        sampled_stride,
+        num_sampled_ptr,  # int32 [num_reqs]
+        draft_sampled_ptr,  # int32 [num_logits]
+        cu_num_logits_ptr,  # int32 [num_reqs + 1]
+        idx_mapping_ptr,  # int32 [num_reqs]
+        all_token_ids_ptr,  # int32 [max_num_reqs, max_model_len]
+        all_token_ids_stride,
+        trace_len_ptr,  # int32 [max_num_reqs]
+        total_len_ptr,  # int32 [max_num_reqs]
+        prompt_len_ptr,  # int32 [max_num_reqs]
+        num_reqs,
+        width,
+        BLOCK: tl.constexpr,
+    ):
+        row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        inside = row < num_reqs
+        slot = tl.load(idx_mapping_ptr + row, mask=inside, other=-1)
+        real = slot >= 0
+        trace_len = tl.load(trace_len_ptr + slot, mask=real, other=0)
+        total_len = tl.load(total_len_ptr + slot, mask=real, other=0)
+        prompt_len = tl.load(prompt_len_ptr + slot, mask=real, other=0)
+        first = tl.load(cu_num_logits_ptr + row, mask=inside, other=0)
+        num_drafts = tl.load(cu_num_logits_ptr + row + 1, mask=inside, other=0) - first - 1
+        base = total_len - prompt_len
+        replayed = real & (base >= 0) & (base < trace_len)
+        # The trace goes on in the row where the committed tokens end.
+        trace_ptr = all_token_ids_ptr + slot.to(tl.int64) * all_token_ids_stride + total_len
+        sampled_row_ptr = sampled_ptr + row.to(tl.int64) * sampled_stride
+        writes = replayed
+        num_written = tl.zeros([BLOCK], dtype=tl.int32)
+        for i in range(width):
+            writes = writes & (i <= num_drafts) & (base + i < trace_len)
+            token = tl.load(trace_ptr + i, mask=writes, other=0)
+            tl.store(sampled_row_ptr + i, token.to(tl.int64), mask=writes)
+            num_written += writes.to(tl.int32)
+            has_draft = writes & (i < num_drafts)
+            draft = tl.load(draft_sampled_ptr + first + i + 1, mask=has_draft, other=-1)
+            writes = has_draft & (draft == token)
+        tl.store(num_sampled_ptr + row, num_written, mask=replayed)
 
     @triton.jit
     def _scatter_values_kernel(
