@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -14,6 +13,7 @@ from trace_audit.attention.sdpa import SdpaAttention
 from trace_audit.attention.triton import TritonAttention
 from trace_audit.config import EngineConfig
 from trace_audit.engine.engine import Engine
+from trace_audit.engine.fixed_batch import check_experts, check_rows, num_decode_rows
 from trace_audit.engine.input_processor import InputProcessor
 from trace_audit.engine.model_runner import ModelRunner, kv_block_bytes
 from trace_audit.engine.trace_replay import ApplyTrace
@@ -62,8 +62,9 @@ def build_engine(
     # One schedule for all: the rank with the least room decides.
     num_blocks = min(world.all.gather_objects(_num_blocks(loaded, config, device, world)))
     backend = _backend(config, device)
+    num_rows = num_decode_rows(config.max_num_seqs) if config.fixed_batch else 0
     if config.fixed_batch:
-        _check_fixed_batch(loaded)
+        check_experts(loaded)
     # Interpreted kernels cost time, the vocabulary-wide ones far too much: only on request.
     interpreted = device.type == "cpu" and config.attention_backend != "triton"
     use_reference = interpreted or not can_run_triton(device)
@@ -77,8 +78,10 @@ def build_engine(
         num_blocks=num_blocks,
         block_size=config.block_size,
         apply_trace=_overwrite(config, use_reference),
-        num_decode_rows=config.max_num_seqs if config.fixed_batch else 0,
+        num_decode_rows=num_rows,
     )
+    if config.fixed_batch:
+        check_rows(loaded, num_rows=num_rows, block_size=config.block_size)
     engine = Engine(
         runner=runner,
         world=world,
@@ -114,21 +117,6 @@ def _overwrite(config: EngineConfig, use_reference: bool) -> ApplyTrace | None:
         return None
     # Interpreted, the kernel is as exact and costs a CPU 3 % of a decode step.
     return reference.apply_trace_tokens if use_reference else apply_trace_tokens
-
-
-def _check_fixed_batch(loaded: LoadedModel) -> None:
-    """Refuse experts whose products have as many rows as tokens were routed to them."""
-    model: Any = loaded.model
-    has_experts = any("Experts" in type(module).__name__ for module in model.modules())
-    backend = model.config.get_text_config()._experts_implementation
-    one_by_one = backend == "batched_mm" and model._can_set_experts_implementation()
-    if has_experts and not one_by_one:
-        raise ConfigError(
-            "fixed_batch = true, and an expert of this model multiplies the tokens that all "
-            "sequences of a launch route to it together",
-            hint='use moe_backend = "batched_mm", which multiplies each by itself, or '
-            "fixed_batch = false",
-        )
 
 
 def _backend(config: EngineConfig, device: torch.device) -> AttentionBackend:
