@@ -50,6 +50,7 @@ def resolve(config: RunConfig, *, hardware: Hardware, max_sequence_len: int) -> 
     Raises:
         ConfigError: this machine or these lengths cannot honour the configuration.
     """
+    _check_fixed_batch(config)
     _check_built(config)
     engine = config.engine
     device = engine.device
@@ -73,6 +74,16 @@ def resolve(config: RunConfig, *, hardware: Hardware, max_sequence_len: int) -> 
         "parallel.reduction": parallel.reduction,
     }
     return override(config, decided)
+
+
+def _check_fixed_batch(config: RunConfig) -> None:
+    method = config.speculative.method
+    if config.engine.fixed_batch and method != "none":
+        raise ConfigError(
+            f'fixed_batch = true and speculative.method = "{method}": how many drafts the others '
+            "have decides the shape of a launch",
+            hint='use speculative.method = "none", or fixed_batch = false',
+        )
 
 
 def _check_built(config: RunConfig) -> None:
