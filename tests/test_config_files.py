@@ -44,6 +44,7 @@ def test_the_named_configurations_are_there() -> None:
         "bf16-fp32head",
         "bf16-prefill",
         "bf16-spec-ngram",
+        "bf16-fixed-batch",
         "batch1",
         "bf16-tp2",
         "bf16-tp4-emulated",

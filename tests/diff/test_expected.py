@@ -157,6 +157,43 @@ def test_with_launches_of_a_fixed_shape_swapping_keeps_the_bits() -> None:
     assert expectation(fixed, recomputed) is None
 
 
+@pytest.mark.parametrize("changed", [{"batch_order_seed": 7}, {"shard_size": 16}])
+def test_with_fixed_batch_neighbours_and_order_change_no_bit(changed: dict[str, Any]) -> None:
+    fixed = {"fixed_batch": True}
+    assert keys(expectation(info(**fixed), info(**fixed, **changed))) is not None
+    assert keys(expectation(info(2, **fixed), info(3, **fixed, **changed))) is not None
+    assert expectation(info(), info(**changed)) is None
+    assert expectation(info(**fixed), info(**changed)) is None
+    # Which sequences were recomputed depends on who else was there.
+    recomputed = fixed | {"preemption": "recompute"}
+    assert expectation(info(2, **recomputed), info(3, **recomputed, **changed)) is None
+    assert expectation(info(0, **recomputed), info(0, **recomputed, **changed)) is not None
+
+
+@pytest.mark.parametrize("other", [{"subset": ["s0"]}, {"repeat_kind": "batch"}])
+def test_with_fixed_batch_other_sequences_beside_change_no_bit(other: dict[str, Any]) -> None:
+    fixed = info(fixed_batch=True)
+    expected = expectation(fixed, {**fixed, **other})
+    assert expected is not None
+    assert expected.keys == ()
+    assert "no sequence depends on the others" in expected.reason
+    assert expectation(info(), {**info(), **other}) is None
+
+
+@pytest.mark.parametrize("elsewhere", ["path", "method"])
+def test_fixed_batch_promises_nothing_of_other_ways_to_score(elsewhere: str) -> None:
+    def run(**changed: Any) -> dict[str, Any]:
+        made = info(fixed_batch=True, **changed)
+        config = made["resolved_config"]
+        if elsewhere == "path":
+            config["engine"]["path"] = "prefill"
+        else:
+            config["speculative"] = {"method": "ngram"}
+        return made
+
+    assert expectation(run(), run(shard_size=8)) is None
+
+
 def test_a_cache_that_memory_fitted_otherwise_matters_once_a_run_preempted() -> None:
     staged = {"pipeline_parallel_size": 2}
     assert expectation(info(0), {**info(0, **staged), "num_kv_blocks": 12}) is not None

@@ -12,6 +12,7 @@ from tests.diff.synthetic import FakeAudit, Logits, model_audit, run_table
 from trace_audit.diff.compare import compare
 from trace_audit.diff.source import AuditSource
 from trace_audit.diff.summary import PairSummary
+from trace_audit.report.fault import fault_words
 
 LENGTH = 16
 
@@ -55,6 +56,17 @@ def test_bit_equal_rows_are_as_they_must_be() -> None:
     assert not pair.fault
     assert pair.expected is not None
     assert pair.expected.differing_rows == 0
+
+
+def test_rows_that_depend_on_other_sequences_are_a_fault_under_fixed_batch() -> None:
+    changed = logits()
+    changed[3, 59] += 0.5
+    data = audit(changed, fixed_batch=True)
+    data.infos["record"] = info(fixed_batch=True)
+    data.infos["other"] |= {"repeat_kind": "batch"}
+    pair = summary(data)
+    assert pair.fault
+    assert "(other sequences beside the same ones)" in fault_words(pair)
 
 
 def test_the_same_rows_are_drift_where_a_bit_may_change() -> None:

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from tests.parallel.emulated import emulated, emulated_harness
 from tests.tiny import Harness, differing_columns, engine_config, random_prompts
 from trace_audit.engine.build import build_engine
+from trace_audit.engine.fixed_batch import num_decode_rows
 from trace_audit.engine.request import PHASES, RequestOutput
 from trace_audit.errors import ConfigError
 from trace_audit.models.loader import load_model
@@ -25,7 +26,7 @@ HALF = [torch.float32, torch.bfloat16]
 # A prompt of one token, both sides of the block size and of a prefill chunk, and several chunks.
 LENGTHS = [1, 3, 8, 9, 16, 17, 40, 33]
 STEPS = 6
-# Not a multiple of the rows that the statistics take at once, and more than the requests.
+# Padded to 16 rows, which requests never fill.
 WIDE = {"fixed_batch": True, "max_num_seqs": 13, "max_num_batched_tokens": 16}
 
 
@@ -153,8 +154,8 @@ def test_a_launch_is_one_prompts_chunk_or_every_decode_row(checkpoint, device):
         assert [PHASES[i] for i in output.phase] == ["prefill", "decode", "decode"]
         last_chunk = (len(prompt) - 1) % 16 + 1
         # The launch as it was computed: padding is part of its shape.
-        assert output.launch_tokens.tolist() == [last_chunk, 13, 13]
-        assert output.launch_requests.tolist() == [1, 13, 13]
+        assert output.launch_tokens.tolist() == [last_chunk, 16, 16]
+        assert output.launch_requests.tolist() == [1, 16, 16]
 
 
 def test_every_product_of_a_decode_launch_has_the_fixed_number_of_rows(checkpoint, device):
@@ -177,8 +178,8 @@ def test_every_product_of_a_decode_launch_has_the_fixed_number_of_rows(checkpoin
 
     harness.built.engine._runner._sampler._kernels = Spy()
     harness.record(random_prompts([12]), 4)
-    assert shapes == [12, 1] + [13] * 6
-    assert sampled == [1, 1] + [13] * 6
+    assert shapes == [12, 1] + [16] * 6
+    assert sampled == [1, 1] + [16] * 6
 
 
 def test_padding_is_never_committed_counted_or_written_to_the_cache(checkpoint, device):
@@ -245,3 +246,23 @@ def test_experts_that_multiply_each_token_by_itself_keep_a_sequence_to_itself(
     assert differing_columns(together, backwards) == set()
     for i in range(3):
         assert differing_columns([together[i]], run(harness, [i], prompts)) == set()
+
+
+def test_a_machine_whose_rows_depend_on_their_place_is_refused(checkpoint, device):
+    """As MKL does it: the last two rows of six, summed in another order."""
+    loaded = load_model(
+        checkpoint(), dtype=torch.float32, device=device, lm_head_dtype=torch.float32
+    )
+
+    def other_order(_module, _inputs, output):
+        output[:, -2:] = torch.nextafter(output[:, -2:], torch.tensor(torch.inf, device=device))
+
+    loaded.model.get_decoder().layers[1].mlp.up_proj.register_forward_hook(other_order)
+    build_engine(loaded, engine_config(device=device.type))
+    with pytest.raises(ConfigError, match=r"of 8 equal rows this machine computes 2 .*row 6 is"):
+        build_engine(loaded, engine_config(device=device.type, fixed_batch=True))
+
+
+@pytest.mark.parametrize(("max_num_seqs", "rows"), [(1, 8), (8, 8), (9, 16), (32, 32)])
+def test_decode_launches_have_rows_that_no_thread_computes_alone(max_num_seqs, rows):
+    assert num_decode_rows(max_num_seqs) == rows

@@ -46,6 +46,7 @@ def resolve(config: RunConfig, *, hardware: Hardware, max_sequence_len: int) -> 
         ConfigError: this machine or these lengths cannot honour the configuration.
     """
     _check_speculative(config)
+    _check_fixed_batch(config)
     _check_built(config)
     _check_path(config)
     check_scoring(config.scoring)
@@ -74,6 +75,16 @@ def resolve(config: RunConfig, *, hardware: Hardware, max_sequence_len: int) -> 
         "parallel.reduction": parallel.reduction,
     }
     return override(config, decided)
+
+
+def _check_fixed_batch(config: RunConfig) -> None:
+    method = config.speculative.method
+    if config.engine.fixed_batch and method != "none":
+        raise ConfigError(
+            f'fixed_batch = true and speculative.method = "{method}": how many drafts the others '
+            "have decides the shape of a launch",
+            hint='use speculative.method = "none", or fixed_batch = false',
+        )
 
 
 def _check_built(config: RunConfig) -> None:
@@ -125,12 +136,6 @@ def _check_speculative(config: RunConfig) -> None:
             f'speculative.method = "{speculative.method}" drafts what is decoded, and '
             'path = "prefill" decodes nothing',
             hint='use path = "decode", or speculative.method = "none"',
-        )
-    if config.engine.fixed_batch:
-        raise ConfigError(
-            f'speculative.method = "{speculative.method}" verifies as many tokens a launch as '
-            "there are drafts, and fixed_batch = true keeps launches of one shape",
-            hint='use fixed_batch = false, or speculative.method = "none"',
         )
 
 

@@ -46,16 +46,22 @@ class _Run:
         return self.identity.resolved.get(key, BEFORE_THE_KEY.get(key))
 
     @property
+    def fixed(self) -> bool:
+        """Whether its launches had shapes that depend on no neighbour."""
+        decodes = self.value("engine.path") == "decode"
+        drafts = self.value("speculative.method") != "none"
+        return self.value("engine.fixed_batch") is True and decodes and not drafts
+
+    @property
     def squeezed(self) -> bool:
-        """Whether preemption changed its batches; true where run.json does not count it."""
+        """Whether preemption changed a bit; true where run.json does not count it."""
         preemptions = (self.info.get("counters") or {}).get("preemptions")
         if preemptions == 0:
             return False
         # With launches of a fixed shape a preempted neighbour is an empty row, and swapped blocks
         # come back with the bits they left with.
-        fixed = self.value("engine.fixed_batch") is True
         swapped = self.value("engine.preemption") == "swap"
-        return preemptions is None or not (fixed and swapped)
+        return preemptions is None or not (self.fixed and swapped)
 
 
 _Rule = Callable[[_Run, _Run], str | None]
@@ -76,7 +82,9 @@ def expectation(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> Ex
         return None
     keys = resolved_differences(a.identity, b.identity)
     reasons = [_RULES[key.key](a, b) if key.key in _RULES else None for key in keys]
-    if not keys or None in reasons:
+    if _other_company(a, b):
+        reasons.append(_by_itself(a, b))
+    if not reasons or None in reasons:
         return None
     distinct = dict.fromkeys(reason for reason in reasons if reason is not None)
     return Expectation(keys=keys, reason="; ".join(distinct))
@@ -106,14 +114,23 @@ def _same_origin(a: _Run, b: _Run) -> bool:
 
 
 def _same_schedule(a: _Run, b: _Run) -> bool:
-    """Same sequences in the same order, and room for them that was not felt."""
-    if a.identity.subset != b.identity.subset:
-        return False
-    if any(run.info.get("repeat_kind", "rerun") not in (None, "rerun") for run in (a, b)):
+    """Same sequences in the same order or none that matters, and room that was not felt."""
+    if _other_company(a, b) and _by_itself(a, b) is None:
         return False
     # The cache is fitted to the memory that was free, which the configuration does not say.
     blocks = [run.info.get("num_kv_blocks") for run in (a, b)]
     return blocks[0] == blocks[1] or not (a.squeezed or b.squeezed)
+
+
+def _other_company(a: _Run, b: _Run) -> bool:
+    """Whether a sequence had other neighbours for a reason that is no key."""
+    batch = any(run.info.get("repeat_kind", "rerun") not in (None, "rerun") for run in (a, b))
+    return a.identity.subset != b.identity.subset or batch
+
+
+def _by_itself(a: _Run, b: _Run) -> str | None:
+    alone = all(run.fixed and not run.squeezed for run in (a, b))
+    return "with fixed_batch no sequence depends on the others" if alone else None
 
 
 def _pipeline(a: _Run, b: _Run) -> str | None:
@@ -160,7 +177,7 @@ def _kv_storage(a: _Run, b: _Run) -> str | None:
 
 
 def _room(a: _Run, b: _Run) -> str | None:
-    return None if a.squeezed or b.squeezed else "preemption changed no batch"
+    return None if a.squeezed or b.squeezed else "preemption changed no bit"
 
 
 def _no_numerics(a: _Run, b: _Run) -> str | None:
@@ -203,6 +220,8 @@ _RULES: Mapping[str, _Rule] = {
     "engine.num_kv_blocks": _room,
     "engine.preemption": _room,
     **{key: _drafting(key) for key in DRAFTING_KEYS},
+    "engine.batch_order_seed": _by_itself,
+    "engine.shard_size": _by_itself,
 }
 
 

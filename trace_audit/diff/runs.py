@@ -47,7 +47,8 @@ class Expectation:
     """Why two runs must be bit-equal, and whether they are.
 
     Attributes:
-        keys: Resolved configuration keys that differ; none of them may change a bit.
+        keys: Resolved configuration keys that differ; none of them may change a bit. Empty where
+            only the sequences that ran beside differ.
         reason: Why the bits must be equal, as a clause.
         void: Why equal bits are not owed after all, as a clause: the launches were others.
         differing_rows: Scored rows with a difference in any stored column.

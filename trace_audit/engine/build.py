@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -18,6 +17,7 @@ from trace_audit.config.kv_formats import KV_FORMATS
 from trace_audit.engine.block_pool import BlockPool
 from trace_audit.engine.draft_model import DraftModel
 from trace_audit.engine.engine import Engine
+from trace_audit.engine.fixed_batch import check_experts, check_rows, num_decode_rows
 from trace_audit.engine.input_processor import InputProcessor
 from trace_audit.engine.kv_memory import KV_DTYPES, block_bytes, num_blocks, stored_dtype
 from trace_audit.engine.model_runner import ModelRunner
@@ -81,7 +81,7 @@ def build_engine(
     num_kv_blocks = min(world.all.gather_objects(fitting))
     backend = _backend(config, device)
     if config.fixed_batch:
-        _check_fixed_batch(loaded)
+        check_experts(loaded)
     # Interpreted kernels cost time, the vocabulary-wide ones far too much: only on request.
     interpreted = device.type == "cpu" and config.attention_backend != "triton"
     use_reference = interpreted or not can_run_triton(device)
@@ -105,6 +105,10 @@ def build_engine(
         block_size=config.block_size,
         scored=scored or Distribution(),
     )
+    if config.fixed_batch:
+        check_rows(
+            loaded, num_rows=num_decode_rows(config.max_num_seqs), block_size=config.block_size
+        )
     pool = BlockPool(num_kv_blocks, config.block_size)
     scheduler = _scheduler(config, runner, pool, _drafting(speculative))
     return BuiltEngine(
@@ -141,7 +145,7 @@ def _runner(
     return partial(
         ModelRunner,
         trace_kernels=_trace_kernels(config, use_reference),
-        num_decode_rows=config.max_num_seqs if config.fixed_batch else 0,
+        num_decode_rows=num_decode_rows(config.max_num_seqs) if config.fixed_batch else 0,
         draft_model=draft_model,
         rejection=speculative.rejection,
     )
@@ -208,21 +212,6 @@ def _overwrites(config: EngineConfig, device: torch.device, use_reference: bool)
     if config.path == "prefill":
         return "none"  # the trace's tokens are inputs of the pass
     return "reference" if use_reference else kernel_mode(device)
-
-
-def _check_fixed_batch(loaded: LoadedModel) -> None:
-    """Refuse experts whose products have as many rows as tokens were routed to them."""
-    model: Any = loaded.model
-    has_experts = any("Experts" in type(module).__name__ for module in model.modules())
-    backend = model.config.get_text_config()._experts_implementation
-    one_by_one = backend == "batched_mm" and model._can_set_experts_implementation()
-    if has_experts and not one_by_one:
-        raise ConfigError(
-            "fixed_batch = true, and an expert of this model multiplies the tokens that all "
-            "sequences of a launch route to it together",
-            hint='use moe_backend = "batched_mm", which multiplies each by itself, or '
-            "fixed_batch = false",
-        )
 
 
 def _backend(config: EngineConfig, device: torch.device) -> AttentionBackend:

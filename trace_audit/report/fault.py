@@ -16,9 +16,10 @@ def fault_words(pair: PairSummary) -> str:
     """How much differs that must not, and what is between the two runs (of a fault only)."""
     assert pair.expected is not None
     keys = [f"{k.key}: {plain(k.baseline)} -> {plain(k.candidate)}" for k in pair.expected.keys]
+    what = ", ".join(keys) or "other sequences beside the same ones"
     return (
         f"{pair.expected.differing_rows:,} of {plural(pair.tokens, 'row')} differ, and nothing "
-        f"between the two runs may change a bit ({', '.join(keys)})"
+        f"between the two runs may change a bit ({what})"
     )
 
 
