@@ -131,6 +131,7 @@ def _open(config: RunConfig, directory: Path, world: World) -> OpenEngine:
         dtype=torch_dtype(config.engine.dtype),
         device=_device(config),
         lm_head_dtype=torch_dtype(config.engine.lm_head_dtype),
+        moe_backend=config.engine.moe_backend,
     )
     built = build_engine(loaded, config.engine, world)
     seconds = time.perf_counter() - started

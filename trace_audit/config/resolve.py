@@ -15,7 +15,6 @@ _ONLY_VALUE: Mapping[str, object] = {
     "engine.fixed_batch": False,
     "engine.batch_order_seed": 0,
     "engine.quantization": "none",
-    "engine.moe_backend": "auto",
     "engine.compile": False,
     "scoring.mode": "raw",
     "speculative.method": "none",
