@@ -151,7 +151,7 @@ def _open(assignment: Assignment, world: World) -> OpenEngine:
         "lm_head_dtype": torch_dtype(config.engine.lm_head_dtype),
     }
     load = partial(load_split_model, world=world) if world.is_split else load_model
-    loaded = load(assignment.directory, **how)
+    loaded = load(assignment.directory, **how, moe_backend=config.engine.moe_backend)
     draft = None
     # It is not split: the rank that samples has all of it, and tells its drafts.
     if assignment.draft_directory is not None and world.samples:

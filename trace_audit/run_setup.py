@@ -18,6 +18,7 @@ from trace_audit.errors import ModelError
 from trace_audit.jobs import Rendezvous
 from trace_audit.models.conformance import check_architecture
 from trace_audit.models.demo import DEMO_NAME, demo_model
+from trace_audit.models.experts import apply_moe_backend
 from trace_audit.models.loader import check_context, read_config
 from trace_audit.models.split_check import check_split
 from trace_audit.storage.fingerprint import cache_dir, model_fingerprint
@@ -125,6 +126,7 @@ def prepare(
     model_config = read_config(source.directory)
     config = resolve(requested, hardware=hardware(rendezvous), max_sequence_len=longest)
     check_context(model_config, config.engine.max_model_len)
+    apply_moe_backend(model_config, config.engine.moe_backend)
     conformance = check_architecture(model_config)
     check_split(model_config, config.parallel)
     draft = _find_draft(config)

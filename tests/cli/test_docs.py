@@ -35,7 +35,7 @@ def test_every_configuration_key_is_documented_with_its_default(table: str) -> N
 
 
 def test_every_parallel_key_has_a_section() -> None:
-    text = CONFIGURATION.read_text(encoding="utf-8").partition("## `[parallel]`")[2]
+    text = CONFIGURATION.read_text(encoding="utf-8").split("\n## `[parallel]`\n")[1]
     headings = re.findall(r"^### `(\w+)`$", text, re.MULTILINE)
     assert headings == list(SECTIONS["parallel"].model_fields)
 

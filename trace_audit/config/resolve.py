@@ -12,7 +12,6 @@ from trace_audit.errors import ConfigError
 
 _ONLY_VALUE: Mapping[str, object] = {
     "engine.quantization": "none",
-    "engine.moe_backend": "auto",
     "engine.compile": False,
 }
 

@@ -220,8 +220,12 @@ def check_comparable(baseline: Mapping[str, Any], candidate: Mapping[str, Any], 
     _check_no_fallback(identity)
 
 
+# Keys that name what a part of the run is to be, and the part in run.json that says what it was.
+_PARTS = {"attention_backend": "attention", "kv_cache_dtype": "kv_cache", "moe_backend": "experts"}
+
+
 def _check_no_fallback(run: RunIdentity) -> None:
-    for key, part in (("attention_backend", "attention"), ("kv_cache_dtype", "kv_cache")):
+    for key, part in _PARTS.items():
         asked, ran = run.resolved.get(f"engine.{key}"), run.backends.get(part)
         if isinstance(asked, str) and asked != "auto" and ran is not None and ran != asked:
             raise InvalidComparisonError(

@@ -126,6 +126,7 @@ def build_engine(
             "attention": backend.name,
             "kv_cache": kv_cache_dtype,
             "linear": loaded.linear,
+            "experts": loaded.experts,
             "weights": loaded.weights,
             "transport": world.transport,
             "trace_replay": _overwrites(config, device, use_reference),

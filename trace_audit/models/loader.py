@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from trace_audit.attention.base import Forward, LayerSpec, PagedAttention
 from trace_audit.errors import ConfigError, ModelError
+from trace_audit.models.experts import apply_moe_backend, check_expert_widths, experts_backend
 from trace_audit.models.packed_linear import can_pack, pack_linears
 
 _PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -33,6 +34,7 @@ class LoadedModel:
         linear: what the linear layers run as: "torch" or "onednn-packed".
         forward: runs a flat batch through the layers that this rank has.
         weights: how they were read: "whole" or "sliced".
+        experts: what a mixture of experts runs as; "none" where there is none.
     """
 
     model: torch.nn.Module
@@ -42,6 +44,7 @@ class LoadedModel:
     linear: str
     forward: Forward
     weights: str
+    experts: str
 
     @property
     def layers(self) -> list[LayerSpec]:
@@ -105,7 +108,12 @@ def check_context(config: PreTrainedConfig, longest: int) -> None:
 
 
 def load_model(
-    directory: Path, *, dtype: torch.dtype, device: torch.device, lm_head_dtype: torch.dtype
+    directory: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    lm_head_dtype: torch.dtype,
+    moe_backend: str = "auto",
 ) -> LoadedModel:
     """Load weights from safetensors and probe the attention of every layer.
 
@@ -114,15 +122,19 @@ def load_model(
         dtype: of weights, activations and the KV cache.
         device: where the model lives.
         lm_head_dtype: of the logits product; the head's weights are converted if it differs.
+        moe_backend: see `apply_moe_backend`.
 
     Raises:
         ModelError: see `read_config`; no safetensors, or weights that do not match the config.
+        ConfigError: the experts cannot be computed so.
     """
     config = read_config(directory)
+    apply_moe_backend(config, moe_backend)
     check_weights_present(directory)
     attention = PagedAttention()
     try:
         model = from_pretrained(directory, config, dtype, attention.name)
+        check_expert_widths(model)
         model = model.to(device).eval()
         head_dtype_applied(model, lm_head_dtype)
         vocabulary_size = int(model.get_output_embeddings().weight.shape[0])
@@ -140,6 +152,7 @@ def load_model(
         linear=linear,
         forward=forward,
         weights="whole",
+        experts=experts_backend(model),
     )
 
 

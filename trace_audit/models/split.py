@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from trace_audit.attention.base import PagedAttention
 from trace_audit.errors import ModelError
+from trace_audit.models.experts import apply_moe_backend, check_expert_widths, experts_backend
 from trace_audit.models.loader import (
     LoadedModel,
     causal_forward,
@@ -42,6 +43,7 @@ def load_split_model(
     device: torch.device,
     lm_head_dtype: torch.dtype,
     world: World,
+    moe_backend: str = "auto",
 ) -> LoadedModel:
     """Load one rank's share; every rank of the world calls this at the same time.
 
@@ -51,12 +53,14 @@ def load_split_model(
         device: where this rank's share lives.
         lm_head_dtype: of the logits product.
         world: this rank's place.
+        moe_backend: see `apply_moe_backend`.
 
     Raises:
         ModelError: see `load_model`; or the model cannot be split.
         ConfigError: it cannot be split over this many ranks.
     """
     config = read_config(directory)
+    apply_moe_backend(config, moe_backend)
     check_weights_present(directory)
     if getattr(config, "quantization_config", None) is not None:
         raise ModelError(
@@ -114,6 +118,7 @@ def split_model(
         weights = weights_of(model, names)
         layers = cut_to_stage(model, world)
         _fill(model, names, weights, plan, world, dtype)
+        check_expert_widths(model)
         model = model.to(device).eval()
         if world.is_last_stage:
             head_dtype_applied(model, lm_head_dtype)
@@ -133,6 +138,7 @@ def split_model(
         linear=linear,
         forward=forward,
         weights=weights.kind,
+        experts=experts_backend(model),
     )
 
 
