@@ -73,6 +73,9 @@ def test_resolving_twice_changes_nothing() -> None:
         ({"engine.max_num_batched_tokens": 31}, "max_num_seqs = 32"),
         ({"engine.max_model_len": 49}, "50 tokens"),
         ({"engine.num_kv_blocks": 3}, "needs 4 blocks"),
+        ({"scoring.temperature": 0.7}, "scoring.temperature = 0.7 has no effect with scoring.mode"),
+        ({"scoring.top_p": 0.9}, "scoring.top_p = 0.9 has no effect"),
+        ({"scoring.top_k": 5}, "scoring.top_k = 5 has no effect"),
     ],
 )
 def test_resolve_refuses_what_cannot_be_honoured(overrides: dict[str, object], said: str) -> None:
@@ -87,6 +90,9 @@ def test_resolve_refuses_what_cannot_be_honoured(overrides: dict[str, object], s
         {"engine.max_num_batched_tokens": 32},
         {"engine.max_model_len": 50},
         {"engine.num_kv_blocks": 4},
+        {"scoring.mode": "processed", "scoring.temperature": 0.01},
+        {"scoring.mode": "processed", "scoring.top_k": 1, "scoring.top_p": 1e-6},
+        {"engine.batch_order_seed": 2**31 - 1},
     ],
 )
 def test_resolve_accepts_the_smallest_that_fits(overrides: dict[str, object]) -> None:
