@@ -77,6 +77,9 @@ def test_resolving_twice_changes_nothing() -> None:
         ({"engine.num_kv_blocks": 3}, "needs 4 blocks"),
         ({"engine.prefill_chunk": 8}, 'prefill_chunk = 8 has no effect with path = "decode"'),
         ({"engine.path": "prefill", "engine.enable_trace_replay": False}, "scores traces"),
+        ({"scoring.temperature": 0.7}, "scoring.temperature = 0.7 has no effect with scoring.mode"),
+        ({"scoring.top_p": 0.9}, "scoring.top_p = 0.9 has no effect"),
+        ({"scoring.top_k": 5}, "scoring.top_k = 5 has no effect"),
     ],
 )
 def test_resolve_refuses_what_cannot_be_honoured(overrides: dict[str, object], said: str) -> None:
@@ -123,6 +126,9 @@ def test_keys_of_drafting_without_an_effect_are_accepted(overrides: dict[str, ob
         {"engine.num_kv_blocks": 4},
         {"engine.path": "prefill", "engine.prefill_chunk": 1},
         {"engine.path": "prefill", "engine.max_num_batched_tokens": 1},
+        {"scoring.mode": "processed", "scoring.temperature": 0.01},
+        {"scoring.mode": "processed", "scoring.top_k": 1, "scoring.top_p": 1e-6},
+        {"engine.batch_order_seed": 2**31 - 1},
     ],
 )
 def test_resolve_accepts_the_smallest_that_fits(overrides: dict[str, object]) -> None:

@@ -52,6 +52,7 @@ def test_windows_line_ends_a_byte_order_mark_and_no_last_newline(tmp_path: Path)
 
 
 PROMPT = {"prompt": "x"}
+GIVEN = {**PROMPT, "output_token_ids": [1], "logprobs": [-1.0]}
 WRONG: list[tuple[object, str]] = [
     ("{", "not JSON"),
     ('{"prompt": "x"} {"prompt": "y"}', "not JSON"),
@@ -98,6 +99,13 @@ WRONG: list[tuple[object, str]] = [
     ({**PROMPT, "output_token_ids": [1], "logprobs": [-float("inf")]}, "must be finite, not -inf"),
     ('{"prompt": "x", "output_token_ids": [1], "logprobs": [-1e999]}', "must be finite"),
     ('{"prompt": "x", "output_token_ids": [1], "logprobs": [-1' + "0" * 400 + "]}", "be finite"),
+    ({**PROMPT, "scoring": {}}, "scoring needs logprobs beside it"),
+    ({**GIVEN, "scoring": "raw"}, "scoring must be an object, not 'raw'"),
+    ({**GIVEN, "scoring": None}, "scoring must be an object, not null"),
+    ({**GIVEN, "scoring": {"mode": "cooked"}}, "scoring.mode = 'cooked' is not one of raw"),
+    ({**GIVEN, "scoring": {"temprature": 1}}, "unknown key scoring.temprature"),
+    ({**GIVEN, "scoring": {"mode": "processed", "temperature": 0}}, "must be more than 0"),
+    ({**GIVEN, "scoring": {"temperature": 0.7}}, "scoring.temperature = 0.7 has no effect"),
     ({**PROMPT, "score_mask": [True]}, "score_mask needs output_token_ids"),
     ({**PROMPT, "output_token_ids": [1, 2], "score_mask": [True]}, "score_mask has 1 entries"),
     ({**PROMPT, "output_token_ids": [1], "score_mask": [1]}, r"score_mask\[0\] must be true or"),
@@ -170,6 +178,44 @@ def test_constant_logprobs_are_warned_about(tmp_path: Path) -> None:
 def test_logprobs_on_some_lines_are_a_subset(tmp_path: Path) -> None:
     (warning,) = imported(tmp_path, [-1, -2], None, None)
     assert warning.startswith("2 of 3 lines give no logprobs")
+
+
+COLD = {"mode": "processed", "temperature": 0.7}
+
+
+def test_a_line_can_say_how_its_logprobs_were_made(tmp_path: Path) -> None:
+    lines = [{**GIVEN, "scoring": COLD}, {**GIVEN, "scoring": COLD | {"top_p": 1.0}}, PROMPT]
+    first, second, plain = read_prompts(write(tmp_path, *lines))
+    assert first.scoring is not None
+    assert (first.scoring.mode, first.scoring.temperature) == ("processed", 0.7)
+    assert second.scoring == first.scoring
+    assert plain.scoring is None
+    raw, same = read_prompts(
+        write(tmp_path, {**GIVEN, "scoring": {}}, {**GIVEN, "scoring": {"mode": "processed"}})
+    )
+    assert raw.scoring is not None
+    assert same.scoring is not None
+
+
+@pytest.mark.parametrize("other", [{}, {"mode": "raw"}, COLD | {"temperature": 0.8}, None])
+def test_every_line_must_say_the_same(tmp_path: Path, other: object) -> None:
+    second = GIVEN if other is None else {**GIVEN, "scoring": other}
+    for lines in (
+        [{**GIVEN, "scoring": COLD}, PROMPT, second],
+        [second, PROMPT, {**GIVEN, "scoring": COLD}],
+    ):
+        with pytest.raises(InputError, match="line 3: scoring is not that of line 1"):
+            read_prompts(write(tmp_path, *lines))
+
+
+@pytest.mark.parametrize("value", [0.0, -2.5, 0.25])
+@pytest.mark.parametrize("lengths", [(2,), (1, 3)])
+def test_any_constant_is_warned_about(
+    tmp_path: Path, value: float, lengths: tuple[int, ...]
+) -> None:
+    lines = [{**PROMPT, "output_token_ids": [1] * n, "logprobs": [value] * n} for n in lengths]
+    warnings = import_warnings(read_prompts(write(tmp_path, *lines)))
+    assert any(w.startswith(f"Every imported logprob is {value:g}") for w in warnings)
 
 
 def test_nothing_to_warn_about(tmp_path: Path) -> None:
