@@ -275,8 +275,7 @@ def test_without_the_option_nothing_is_added(recorded):
     assert open_full_logprobs(AuditDir.open(recorded), "record") is None
 
 
-@pytest.mark.parametrize("ranks", ["tensor_parallel_size=2", "pipeline_parallel_size=2"])
-def test_the_commands_with_ranks(model, prompts, tmp_path, ranks):
+def test_the_commands_where_another_rank_than_the_first_samples(model, prompts, tmp_path):
     audit = tmp_path / "audit"
     sets = ["--set", "device=cpu", *SMALL]
     done = run(
@@ -285,19 +284,12 @@ def test_the_commands_with_ranks(model, prompts, tmp_path, ranks):
     )  # fmt: skip
     assert "15 x 512 x 4 bytes" in done.stderr
     path = write_config(tmp_path / "c.toml", "split", dtype="float32", attention_backend="eager")
-    split = ["--set", ranks, "--set", "backend=process"]
+    split = ["--set", "pipeline_parallel_size=2", "--set", "backend=process"]
     run("replay", audit, "--config", path, "--name", "split", *split)
     table = pq.read_table(audit / "runs" / "split" / "exact_kl.parquet")
     assert table.num_rows == 15
-    largest = max(table["kl_from_record"].to_pylist())
-    assert largest == 0 if "pipeline" in ranks else 0 < largest < 1e-8
-    document = json.loads(run("diff", "report", audit, "--format", "json").stdout)
-    check = document["pairs"][0]["exact_check"]
-    if "pipeline" in ranks:
-        assert document["pairs"][0]["bitwise"]
-        assert check is None
-    else:
-        assert check["forward"]["positions"] == 15
+    # Stages add nothing up, so every bit is the record's.
+    assert set(table["kl_from_record"].to_pylist()) == {0.0}
 
 
 def test_a_prefill_pass_is_compared_at_the_same_positions(exact: AuditDir) -> None:
