@@ -6,17 +6,18 @@ import pickle
 import resource
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from trace_audit.config import RunConfig
-from trace_audit.engine.build import BuiltEngine, build_engine
+from trace_audit.engine.build import BuiltEngine, MakeRunner, build_engine
+from trace_audit.engine.model_runner import ModelRunner
 from trace_audit.environment import environment_fingerprint
 from trace_audit.jobs import Rendezvous
 from trace_audit.models.loader import LoadedModel, load_model, torch_dtype
@@ -75,9 +76,19 @@ class OpenEngine:
         }
 
 
+EngineOpener: TypeAlias = Callable[
+    [RunConfig, Path, Rendezvous | None], AbstractContextManager[OpenEngine]
+]
+"""`open_engine`, or what opens one in its place."""
+
+
 @contextmanager
 def open_engine(
-    config: RunConfig, directory: Path, rendezvous: Rendezvous | None
+    config: RunConfig,
+    directory: Path,
+    rendezvous: Rendezvous | None,
+    *,
+    make_runner: MakeRunner = ModelRunner,
 ) -> Iterator[OpenEngine]:
     """Load the model and build the engine on every rank; the caller is rank 0.
 
@@ -85,6 +96,7 @@ def open_engine(
         config: resolved.
         directory: of the model, on every rank's machine.
         rendezvous: how the ranks met, where they are processes.
+        make_runner: what runs rank 0's launches.
 
     Raises:
         ModelError, ConfigError: the model or a machine cannot honour the configuration.
@@ -92,16 +104,17 @@ def open_engine(
     if config.parallel.backend == "process":
         assert rendezvous is not None
         _assignments(rendezvous).set("assignment", pickle.dumps((config, directory)))
-        yield _open(config, directory, process_world(config.parallel, _device(config)))
+        world = process_world(config.parallel, _device(config))
+        yield _open(config, directory, world, make_runner)
     elif config.parallel.backend == "emulated":
         with Lockstep(config.parallel.world_size) as lockstep:
             worlds = [
                 lockstep_world(config.parallel, lockstep, rank) for rank in range(lockstep.size)
             ]
             lockstep.start(lambda rank: _follow(config, directory, worlds[rank]))
-            yield _open(config, directory, worlds[0])
+            yield _open(config, directory, worlds[0], make_runner)
     else:
-        yield _open(config, directory, single_world())
+        yield _open(config, directory, single_world(), make_runner)
 
 
 def serve_rank(rendezvous: Rendezvous) -> dict[str, Any]:
@@ -123,7 +136,9 @@ def _follow(config: RunConfig, directory: Path, world: World) -> None:
     world.all.gather_objects(_report(world, config))
 
 
-def _open(config: RunConfig, directory: Path, world: World) -> OpenEngine:
+def _open(
+    config: RunConfig, directory: Path, world: World, make_runner: MakeRunner = ModelRunner
+) -> OpenEngine:
     started = time.perf_counter()
     load = partial(load_split_model, world=world) if world.is_split else load_model
     loaded = load(
@@ -132,7 +147,7 @@ def _open(config: RunConfig, directory: Path, world: World) -> OpenEngine:
         device=_device(config),
         lm_head_dtype=torch_dtype(config.engine.lm_head_dtype),
     )
-    built = build_engine(loaded, config.engine, world)
+    built = build_engine(loaded, config.engine, world, make_runner=make_runner)
     seconds = time.perf_counter() - started
     return OpenEngine(loaded=loaded, built=built, config=config, world=world, load_seconds=seconds)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
@@ -25,6 +27,9 @@ from trace_audit.parallel.world import World, single_world
 
 _CPU_MEMORY_SHARE = 0.5  # of the free memory, for the KV cache
 
+MakeRunner: TypeAlias = Callable[..., ModelRunner]
+"""`ModelRunner`, or what takes its arguments and gives one."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltEngine:
@@ -44,7 +49,11 @@ class BuiltEngine:
 
 
 def build_engine(
-    loaded: LoadedModel, config: EngineConfig, world: World | None = None
+    loaded: LoadedModel,
+    config: EngineConfig,
+    world: World | None = None,
+    *,
+    make_runner: MakeRunner = ModelRunner,
 ) -> BuiltEngine:
     """Build an engine; where there are ranks, every one of them at the same time.
 
@@ -52,6 +61,7 @@ def build_engine(
         loaded: the model, or this rank's share of it.
         config: resolved: no "auto", no 0 but `num_kv_blocks`.
         world: this rank's place; None: there are no ranks.
+        make_runner: what runs the launches.
 
     Raises:
         ConfigError: the model or the machine cannot honour the configuration.
@@ -64,7 +74,7 @@ def build_engine(
     # Interpreted kernels cost time, the vocabulary-wide ones far too much: only on request.
     interpreted = device.type == "cpu" and config.attention_backend != "triton"
     use_reference = interpreted or not can_run_triton(device)
-    runner = ModelRunner(
+    runner = make_runner(
         loaded=loaded,
         world=world,
         backend=backend,
