@@ -188,5 +188,14 @@ def test_a_setting_that_the_controls_do_not_hold_for_is_refused(tmp_path, settin
 
 
 def test_a_model_that_is_not_there_is_a_mistake_of_the_user(tmp_path):
-    done = run("selftest", "--model", tmp_path / "none", code=2)
+    done = run("selftest", "--model", tmp_path / "none", "--keep", tmp_path / "new", code=2)
     assert "does not exist" in done.stderr
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["eager", "triton"])
+def test_every_control_holds_on_cuda(model, backend):
+    settings = ["--set", "device=cuda", "--set", f"attention_backend={backend}"]
+    done = run("selftest", "--model", model, *settings)
+    assert done.stdout.count("ok\t") == len(HELD)

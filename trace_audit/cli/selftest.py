@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -139,4 +140,10 @@ def _directory(keep: Path | None) -> Iterator[Path]:
         raise UsageError(f"{keep} exists already", hint="--keep names a new directory") from error
     except OSError as error:
         raise UsageError(f"{keep} cannot be made: {error.strerror or error}") from error
-    yield keep
+    try:
+        yield keep
+    except BaseException:
+        # Without a trace there is nothing to keep, and the same command can be given again.
+        if not (keep / "audit").exists():
+            shutil.rmtree(keep)
+        raise
