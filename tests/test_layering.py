@@ -35,7 +35,8 @@ ALLOWED = {
     "engine": _TORCH,
     "jobs": _PURE | {"jobs"},
     "runner": _PURE | {"jobs", "runner", "audit", "parallel"},
-    "cli": _PURE | {"storage", "diff", "report", "jobs", "runner", "cli"},
+    "selftest": _PURE | _TORCH | {"storage", "jobs", "runner", "bridge", "selftest"},
+    "cli": _PURE | {"storage", "diff", "report", "jobs", "runner", "selftest", "cli"},
     # Anything else is the bridge between engine and files: tokenizer, audit and what it is made of.
     "bridge": _PURE | _TORCH | {"storage", "jobs", "tokenizer", "bridge", "audit"},
 }

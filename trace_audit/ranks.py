@@ -6,17 +6,18 @@ import pickle
 import resource
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from trace_audit.config import RunConfig, distribution_of
-from trace_audit.engine.build import BuiltEngine, build_engine
+from trace_audit.engine.build import BuiltEngine, MakeRunner, build_engine
+from trace_audit.engine.model_runner import ModelRunner
 from trace_audit.environment import environment_fingerprint
 from trace_audit.jobs import Rendezvous
 from trace_audit.models.loader import LoadedModel, load_model, torch_dtype
@@ -90,9 +91,19 @@ class OpenEngine:
         }
 
 
+EngineOpener: TypeAlias = Callable[
+    [Setup, Path, Rendezvous | None], AbstractContextManager[OpenEngine]
+]
+"""`open_engine`, or what opens one in its place."""
+
+
 @contextmanager
 def open_engine(
-    setup: Setup, directory: Path, rendezvous: Rendezvous | None
+    setup: Setup,
+    directory: Path,
+    rendezvous: Rendezvous | None,
+    *,
+    make_runner: MakeRunner = ModelRunner,
 ) -> Iterator[OpenEngine]:
     """Load the model and build the engine on every rank; the caller is rank 0.
 
@@ -100,6 +111,7 @@ def open_engine(
         setup: the run that is ready.
         directory: of the model, on every rank's machine.
         rendezvous: how the ranks met, where they are processes.
+        make_runner: what runs rank 0's launches.
 
     Raises:
         ModelError, ConfigError: the model or a machine cannot honour the configuration.
@@ -110,16 +122,17 @@ def open_engine(
     if config.parallel.backend == "process":
         assert rendezvous is not None
         _assignments(rendezvous).set("assignment", pickle.dumps(assignment))
-        yield _open(assignment, process_world(config.parallel, _device(config)))
+        world = process_world(config.parallel, _device(config))
+        yield _open(assignment, world, make_runner)
     elif config.parallel.backend == "emulated":
         with Lockstep(config.parallel.world_size) as lockstep:
             worlds = [
                 lockstep_world(config.parallel, lockstep, rank) for rank in range(lockstep.size)
             ]
             lockstep.start(lambda rank: _follow(assignment, worlds[rank]))
-            yield _open(assignment, worlds[0])
+            yield _open(assignment, worlds[0], make_runner)
     else:
-        yield _open(assignment, single_world())
+        yield _open(assignment, single_world(), make_runner)
 
 
 def serve_rank(rendezvous: Rendezvous) -> dict[str, Any]:
@@ -142,7 +155,9 @@ def _follow(assignment: Assignment, world: World) -> None:
     world.all.gather_objects(_report(world, assignment.config))
 
 
-def _open(assignment: Assignment, world: World) -> OpenEngine:
+def _open(
+    assignment: Assignment, world: World, make_runner: MakeRunner = ModelRunner
+) -> OpenEngine:
     started = time.perf_counter()
     config = assignment.config
     how: dict[str, Any] = {
@@ -163,6 +178,7 @@ def _open(assignment: Assignment, world: World) -> OpenEngine:
         scored=distribution_of(config.scoring),
         speculative=config.speculative,
         draft=draft,
+        make_runner=make_runner,
     )
     seconds = time.perf_counter() - started
     return OpenEngine(loaded=loaded, built=built, config=config, world=world, load_seconds=seconds)

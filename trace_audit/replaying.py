@@ -14,7 +14,7 @@ from trace_audit.engine.sampling_params import SamplingParams
 from trace_audit.errors import ModelError
 from trace_audit.exact_positions import ExactReplayer, exact_kl_attachments
 from trace_audit.jobs import Rendezvous, ReplayJob, Stage
-from trace_audit.ranks import open_engine
+from trace_audit.ranks import EngineOpener, open_engine
 from trace_audit.run_info import run_info, run_result
 from trace_audit.run_setup import ModelSource, digest, find_model, prepare
 from trace_audit.shard_loop import Emit, run_shards
@@ -25,13 +25,20 @@ from trace_audit.storage.shards import plan_shards
 from trace_audit.storage.trace import TraceSequence
 
 
-def replay(job: ReplayJob, emit: Emit, rendezvous: Rendezvous | None = None) -> dict[str, Any]:
+def replay(
+    job: ReplayJob,
+    emit: Emit,
+    rendezvous: Rendezvous | None = None,
+    *,
+    opener: EngineOpener = open_engine,
+) -> dict[str, Any]:
     """Replay the audit's trace, every token of it, and add the run to the audit.
 
     Args:
         job: what to do.
         emit: told of stages, progress and messages.
         rendezvous: how the ranks met; None without any.
+        opener: what opens the run's engine.
 
     Raises:
         UsageError: audit, model or configuration are wrong; nothing was written.
@@ -67,7 +74,7 @@ def replay(job: ReplayJob, emit: Emit, rendezvous: Rendezvous | None = None) -> 
         force=job.force,
     )
     emit(Stage("loading the model"))
-    with writer, open_engine(setup, source.directory, rendezvous) as opened:
+    with writer, opener(setup, source.directory, rendezvous) as opened:
         _check_vocabulary(opened.loaded.vocabulary_size, audit)
         resumed = len(writer.finished_shards)
         emit(Stage("replaying"))

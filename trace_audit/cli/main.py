@@ -38,6 +38,7 @@ COMMANDS = {
     "explain": _command("explain", "Explain a metric: formula, unit, when it is valid, source."),
     "ls": _command("ls", "List the runs of an audit."),
     "verify": _command("verify", "Check the files of an audit against their checksums."),
+    "selftest": _command("selftest", "Plant faults and see whether the tool finds them."),
     "env": _command("env", "Show what the machine and the libraries are."),
 }
 

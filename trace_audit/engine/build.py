@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 import torch
 
@@ -30,6 +31,9 @@ from trace_audit.kernels import kv_cache, reference, token_stats, trace_replay
 from trace_audit.kernels.runtime import can_run_triton, kernel_mode
 from trace_audit.models.loader import LoadedModel
 from trace_audit.parallel.world import World, single_world
+
+MakeRunner: TypeAlias = Callable[..., ModelRunner]
+"""`ModelRunner`, or what takes its arguments and gives one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +61,7 @@ def build_engine(
     scored: Distribution | None = None,
     speculative: SpeculativeConfig | None = None,
     draft: LoadedModel | None = None,
+    make_runner: MakeRunner = ModelRunner,
 ) -> BuiltEngine:
     """Build an engine; where there are ranks, every one of them at the same time.
 
@@ -67,6 +72,7 @@ def build_engine(
         scored: what statistics are of; None: the logits as they are.
         speculative: resolved; None: no drafts.
         draft: the whole draft model, on the rank that samples, if there is one.
+        make_runner: what runs the launches.
 
     Raises:
         ConfigError: the model or the machine cannot honour the configuration.
@@ -86,7 +92,14 @@ def build_engine(
     interpreted = device.type == "cpu" and config.attention_backend != "triton"
     use_reference = interpreted or not can_run_triton(device)
     draft_model = None if draft is None else _draft_model(draft, loaded, config, num_kv_blocks)
-    runner = _runner(config, speculative, draft_model, use_reference)(
+    decoder = partial(
+        make_runner,
+        trace_kernels=_trace_kernels(config, use_reference),
+        num_decode_rows=num_decode_rows(config.max_num_seqs) if config.fixed_batch else 0,
+        draft_model=draft_model,
+        rejection=speculative.rejection,
+    )
+    runner = (PrefillRunner if config.path == "prefill" else decoder)(
         loaded=loaded,
         world=world,
         backend=backend,
@@ -132,23 +145,6 @@ def build_engine(
             "trace_replay": _overwrites(config, device, use_reference),
             "token_statistics": "reference" if use_reference else kernel_mode(device),
         },
-    )
-
-
-def _runner(
-    config: EngineConfig,
-    speculative: SpeculativeConfig,
-    draft_model: DraftModel | None,
-    use_reference: bool,
-) -> Callable[..., ModelRunner]:
-    if config.path == "prefill":
-        return PrefillRunner
-    return partial(
-        ModelRunner,
-        trace_kernels=_trace_kernels(config, use_reference),
-        num_decode_rows=num_decode_rows(config.max_num_seqs) if config.fixed_batch else 0,
-        draft_model=draft_model,
-        rejection=speculative.rejection,
     )
 
 

@@ -1,0 +1,237 @@
+"""Faults that people met in neighbouring systems: which tests hold each of them here.
+
+`HELD` is the index, by number of the case; the tests below are those that belong to no one part.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from tests.diff.synthetic import model_audit, run_info
+from tests.tiny import VOCABULARY, Harness, random_prompts, save_tokenizer
+from trace_audit.diff.compare import compare
+from trace_audit.diff.source import AuditSource
+
+ROOT = Path(__file__).parent.parent
+
+HELD: dict[int, tuple[str, ...]] = {
+    # KV in 8 bits: decode and prefill disagree from one absolute position on.
+    1: (
+        "tests/diff/test_onset.py::test_case_1_a_persistent_onset_at_position_97",
+        "tests/report/test_structure.py::test_the_terminal_names_the_onset",
+        "tests/selftest/test_faults.py::"
+        "test_swapped_keys_change_everything_from_one_position_on_and_nothing_before",
+    ),
+    # Outliers at chunk boundaries hidden by a tiny mean.
+    3: (
+        "tests/test_cases.py::test_3_outliers_at_chunk_boundaries_are_named_with_their_period",
+        "tests/diff/test_metrics.py::test_rare_outliers_under_a_tiny_mean_are_visible",
+        "tests/diff/test_onset.py::test_a_period_names_its_residue_and_only_where_it_is_real",
+    ),
+    # The mean difference is 0 while many ratios are outside [0.9, 1.1].
+    4: ("tests/diff/test_metrics.py::test_zero_mean_with_a_wide_spread_is_visible",),
+    # Flips where the margin is small, and a switch that changed two things at once.
+    5: (
+        "tests/diff/test_compare.py::test_a_flip_carries_its_margins",
+        "tests/diff/test_identity.py::test_every_differing_key_is_listed_and_the_name_is_not",
+        "tests/diff/test_identity.py::test_more_than_one_differing_key_is_warned_about",
+    ),
+    # Equal top logprobs: the rank differs between code paths.
+    6: (
+        "tests/kernels/test_token_stats.py::test_rank_and_ties_count_the_whole_vocabulary",
+        "tests/kernels/test_token_stats.py::test_equal_logits_give_the_lowest_id",
+        "tests/kernels/test_token_stats.py::test_top_ids_are_a_stable_sort_by_value_then_id",
+        "tests/diff/test_flips.py::test_a_change_into_or_out_of_a_tie_is_a_tie_change",
+    ),
+    # Ranks shifted by merging the forced token into the top-k.
+    7: (
+        "tests/test_cases.py::test_7_the_forced_token_changes_its_own_statistics_and_no_others",
+        "tests/kernels/test_token_stats.py::test_rank_and_ties_count_the_whole_vocabulary",
+    ),
+    # A NaN logit with a rank; padding lanes that are counted.
+    8: (
+        "tests/test_cases.py::test_8_a_row_without_a_normalizer_has_no_rank",
+        "tests/kernels/test_token_stats.py::"
+        "test_nan_and_infinite_logits_make_the_normalizer_non_finite",
+        "tests/kernels/test_token_stats.py::test_padding_lanes_never_count_for_an_impossible_token",
+        "tests/engine/test_replay.py::test_a_non_finite_row_is_visible_and_stops_nothing",
+    ),
+    # A clamp lets NaN through, and the JSON breaks.
+    9: (
+        "tests/report/test_formats.py::"
+        "test_json_is_strict_and_writes_non_finite_numbers_as_strings",
+        "tests/storage/test_reading.py::"
+        "test_every_value_survives_nan_infinities_and_nulls_included",
+        "tests/diff/test_gate.py::test_a_non_finite_candidate_fails_even_where_its_other_rows_pass",
+    ),
+    # A BOS token dropped or doubled on one side.
+    13: (
+        "tests/test_tokenizer.py::test_a_doubled_bos_is_seen",
+        "tests/diff/test_align.py::test_a_moved_position_is_invalid",
+        "tests/storage/test_reading.py::test_the_digest_tells_every_part",
+    ),
+    # Positive logprobs from a 16-bit log-softmax.
+    14: (
+        "tests/test_cases.py::test_14_no_logprob_is_positive_in_half_precision",
+        "tests/storage/test_prompts.py::test_positive_logprobs_are_warned_about",
+    ),
+    # A baseline from another machine condemned a good build.
+    25: (
+        "tests/diff/test_identity.py::test_another_environment_is_warned_about_with_its_keys",
+        "tests/report/test_terminal.py::test_a_different_environment_is_spelled_out",
+        "tests/test_environment.py::test_what_the_fingerprint_covers",
+    ),
+    # An empty or disjoint comparison passes.
+    26: (
+        "tests/diff/test_align.py::test_empty_duplicate_and_missing_rows_are_invalid",
+        "tests/diff/test_align.py::test_disjoint_subsets_are_invalid",
+        "tests/diff/test_cli.py::test_vacuous_and_wrong_comparisons_never_pass",
+        "tests/diff/test_on_disk.py::test_disjoint_runs_exit_4",
+    ),
+    # A chat template differs between two records of one prompt.
+    27: (
+        "tests/test_cases.py::test_27_another_chat_template_is_another_tokenizer_and_other_ids",
+        "tests/storage/test_fingerprint.py::test_a_tokenizer_is_its_files_and_templates",
+        "tests/storage/test_reading.py::test_the_digest_tells_every_part",
+    ),
+    # A tokenizer of another size than the model's embedding.
+    28: (
+        "tests/test_cases.py::test_28_a_best_token_outside_the_tokenizer_is_shown_by_its_id",
+        "tests/test_tokenizer.py::test_a_vocabulary_wider_or_narrower_than_the_tokenizer",
+        "tests/report/test_terminal.py::test_the_report_says_what_a_reader_must_know",
+    ),
+    # Hostile token text breaks the report.
+    32: (
+        "tests/test_text.py::test_no_character_that_a_terminal_acts_on_is_left",
+        "tests/test_text.py::test_markup_is_shown_as_it_is",
+        "tests/report/test_terminal.py::test_markup_in_tokens_and_names_is_shown_literally",
+        "tests/report/test_terminal.py::test_a_lone_surrogate_in_an_id_does_not_break_the_report",
+        "tests/report/test_html.py::test_hostile_text_is_visible_and_nothing_else",
+        "tests/report/test_html.py::test_data_cannot_end_its_script_element",
+        "tests/report/test_formats.py::test_json_survives_lone_surrogates_and_hostile_text",
+        "tests/report/test_formats.py::test_markdown_escapes_what_a_token_says",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HELD)
+def test_every_test_of_the_index_is_there(case: int) -> None:
+    for name in HELD[case]:
+        path, function = name.split("::")
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        assert function in {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}, name
+
+
+def test_3_outliers_at_chunk_boundaries_are_named_with_their_period() -> None:
+    length, chunk, sequences = 480, 48, 6
+    generator = np.random.default_rng(0)
+    record = generator.normal(0, 2.5, (sequences * length, 60))
+    candidate = record + 1e-4 * generator.normal(size=record.shape)
+    audit = model_audit({"record": record, "b": candidate}, length=length)
+    position = audit.tables["record"]["position"].to_numpy()
+    boundary = np.flatnonzero(position % chunk == 0)
+    best = record.argmax(axis=1)
+    candidate[boundary, best[boundary]] -= generator.uniform(2, 17, len(boundary))
+    audit = model_audit({"record": record, "b": candidate}, length=length)
+    audit.infos["b"] = run_info("b", max_num_batched_tokens=chunk)
+    summary = compare(AuditSource(cast(Any, audit)), "record", "b").summary
+    assert all(token.place.position % chunk == 0 for token in summary.worst)
+    assert max(abs(token.delta) for token in summary.worst) > 10
+    assert summary.structure is not None
+    period = next(p for p in summary.structure.periods if p.size == chunk)
+    assert period.stands_out
+    assert period.residue == 0
+    median = summary.metric("abs.p50")
+    assert median is not None
+    assert median.value is not None
+    assert median.value < 1e-3
+
+
+def test_7_the_forced_token_changes_its_own_statistics_and_no_others(checkpoint, device):
+    prompts = random_prompts([7])
+    harness = Harness.make(checkpoint(), device)
+    free = harness.record(prompts, 6)[0]
+    best = int(free.top_token_ids[-1, 0])
+    fifth = int(free.top_token_ids[-1, -1])
+    outside = next(v for v in range(VOCABULARY) if v not in free.support_token_ids[-1])
+    rows = {}
+    for token in (best, fifth, outside):
+        trace = [*free.token_ids[:-1].tolist(), token]
+        request = harness.request(0, prompts[0], trace_decode_token_ids=trace)
+        rows[token] = harness.run([request])[0]
+    for row in rows.values():
+        for name in ("top_token_ids", "top_logprobs", "logits_hash", "entropy"):
+            assert (getattr(row, name)[-1] == getattr(free, name)[-1]).all()
+    assert rows[best].rank[-1] == 1
+    assert rows[fifth].rank[-1] == 5
+    assert rows[fifth].logprob[-1] == free.top_logprobs[-1, -1]
+    assert rows[outside].rank[-1] > 20
+
+
+def test_8_a_row_without_a_normalizer_has_no_rank(checkpoint, device):
+    from trace_audit.run_tables import shard_table
+
+    harness = Harness.make(checkpoint(), device)
+    with torch.no_grad():
+        harness.loaded.model.get_output_embeddings().weight[5] = float("nan")
+    table = shard_table(harness.record(random_prompts([5]), 3), [0])
+    assert table["rank"].null_count == 3
+    assert table["tie_count"].null_count == 3
+    assert np.isnan(table["logprob"].to_numpy()).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_14_no_logprob_is_positive_in_half_precision(checkpoint, device, dtype):
+    harness = Harness.make(checkpoint(), device, dtype=dtype)
+    with torch.no_grad():
+        # Logits so far apart that the best token has all of the mass.
+        harness.loaded.model.get_output_embeddings().weight.mul_(16)
+    for output in harness.record(random_prompts([5, 9, 16]), 24):
+        assert np.isfinite(output.logprob).all()
+        assert output.logprob.max() <= 0
+        assert output.top_logprobs.max() <= 0
+        assert output.support_logprobs[output.support_token_ids >= 0].max() <= 0
+
+
+def test_27_another_chat_template_is_another_tokenizer_and_other_ids(tmp_path):
+    from trace_audit.storage.fingerprint import tokenizer_fingerprint
+    from trace_audit.storage.prompts import PromptEntry
+    from trace_audit.tokenizer import load_tokenizer, render_prompt
+
+    entry = PromptEntry(
+        index=0,
+        line_number=1,
+        sequence_id="a",
+        group_id="a",
+        messages=[{"role": "user", "content": "two and two?"}],
+    )
+    rendered, prints = [], []
+    for name in ("one", "other"):
+        directory = save_tokenizer(tmp_path / name)
+        template = directory / "chat_template.jinja"
+        assert template.is_file()
+        if name == "other":
+            template.write_text("You are brief. " + template.read_text())
+        rendered.append(render_prompt(load_tokenizer(directory), entry))
+        prints.append(tokenizer_fingerprint(directory))
+    assert rendered[0] != rendered[1]
+    assert prints[0] != prints[1]
+
+
+def test_28_a_best_token_outside_the_tokenizer_is_shown_by_its_id() -> None:
+    """A padded column that wins is neither hidden nor given another token's text."""
+    record = np.random.default_rng(0).normal(0, 1.0, (16, 60))
+    candidate = record.copy()
+    candidate[3, 59] = 9.0
+    audit = model_audit({"record": record, "b": candidate}, length=8)
+    audit.texts = {58: b"", 59: b""}
+    summary = compare(AuditSource(cast(Any, audit)), "record", "b").summary
+    assert summary.worst[0].candidate_top[0].text == "<id 59>"
+    trace = AuditSource(cast(Any, audit)).trace_identity()
+    assert (trace.vocabulary_size, trace.tokenizer_size) == (60, 58)
