@@ -1,0 +1,147 @@
+"""Random workloads: whatever arrives, every trace comes back and no request touches another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.tiny import COMMON, VOCABULARY, Harness, differing_columns, engine_config
+from trace_audit.engine.build import build_engine
+from trace_audit.engine.request import Request, RequestOutput
+from trace_audit.models.loader import LoadedModel, load_model
+
+BLOCK_SIZE = 4
+MAX_PROMPT, MAX_OUTPUT = 12, 10
+LONGEST = -(-(MAX_PROMPT + MAX_OUTPUT) // BLOCK_SIZE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrival:
+    """One request: tokens are drawn, a trace of None is a free request."""
+
+    prompt: list[int]
+    trace: list[int] | None
+    max_tokens: int
+    arrives_at: int
+
+    def request(self, harness: Harness, index: int) -> Request:
+        if self.trace is not None:
+            return harness.request(index, self.prompt, trace_decode_token_ids=self.trace)
+        return harness.request(index, self.prompt, max_tokens=self.max_tokens, ignore_eos=True)
+
+
+token_ids = st.integers(min_value=0, max_value=VOCABULARY - 1)
+arrivals = st.builds(
+    Arrival,
+    prompt=st.lists(token_ids, min_size=1, max_size=MAX_PROMPT),
+    trace=st.none() | st.lists(token_ids, min_size=1, max_size=MAX_OUTPUT),
+    max_tokens=st.integers(min_value=1, max_value=MAX_OUTPUT),
+    arrives_at=st.integers(min_value=0, max_value=12),
+)
+
+
+@st.composite
+def engines(draw: st.DrawFn) -> dict[str, Any]:
+    """Slots, blocks, budget and policy; the cache holds at least one sequence."""
+    slots = draw(st.integers(min_value=1, max_value=4))
+    return {
+        "max_num_seqs": slots,
+        "max_num_batched_tokens": draw(st.integers(min_value=slots, max_value=16)),
+        "num_kv_blocks": draw(st.integers(min_value=LONGEST, max_value=3 * LONGEST)),
+        "block_size": BLOCK_SIZE,
+        "preemption": draw(st.sampled_from(["swap", "recompute"])),
+        "fixed_batch": draw(st.booleans()),
+        "attention_backend": draw(st.sampled_from(["eager", "sdpa"])),
+        "max_model_len": 32,
+    }
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory, device) -> LoadedModel:
+    """Two layers: what is tested is who gets which tokens."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    torch.manual_seed(0)
+    config = LlamaConfig(**(COMMON | {"num_hidden_layers": 2}))
+    directory = tmp_path_factory.mktemp("two-layers")
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(directory)
+    return load_model(directory, dtype=torch.float32, device=device, lm_head_dtype=torch.float32)
+
+
+# The same examples every time; as many as a minute of a busy machine holds.
+@settings(
+    derandomize=True,
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(engine=engines(), workload=st.lists(arrivals, min_size=1, max_size=7))
+def test_any_workload_keeps_every_request_to_itself(loaded, device, engine, workload):
+    make = lambda: Harness.around(  # noqa: E731
+        loaded, build_engine(loaded, engine_config(device=device.type, **engine))
+    )
+    harness = make()
+    requests = [arrival.request(harness, i) for i, arrival in enumerate(workload)]
+    outputs = run(harness, requests, workload)
+    nothing_is_left(harness)
+    for arrival, output in zip(workload, outputs, strict=True):
+        if arrival.trace is not None:
+            assert output.token_ids.tolist() == arrival.trace
+        else:
+            assert len(output.token_ids) == arrival.max_tokens
+    counters = harness.built.engine.counters
+    if engine["fixed_batch"] and not counters.recomputed_tokens:
+        for i, (arrival, output) in enumerate(zip(workload, outputs, strict=True)):
+            request = arrival.request(harness, i)
+            assert differing_columns([output], harness.run([request])) == set()
+
+
+def run(harness: Harness, requests: list[Request], workload: list[Arrival]) -> list[RequestOutput]:
+    """Step by step, so that requests arrive while others run; rows are watched all along."""
+    engine = harness.built.engine
+    waiting = sorted(range(len(requests)), key=lambda i: workload[i].arrives_at)
+    step = 0
+    with torch.inference_mode():
+        while waiting or engine._scheduler.has_work:
+            while waiting and (
+                workload[waiting[0]].arrives_at <= step or not engine._scheduler.has_work
+            ):
+                engine._scheduler.add(requests[waiting.pop(0)])
+            engine.step()
+            rows_are_their_owners(harness, requests)
+            step += 1
+    return engine._outputs.collect(requests)
+
+
+def rows_are_their_owners(harness: Harness, requests: list[Request]) -> None:
+    """Slots and blocks have one owner each, and a slot's row is its request's tokens."""
+    engine = harness.built.engine
+    running = engine._scheduler.running
+    assert len({r.slot for r in running}) == len(running)
+    held = [block for r in running for block in r.block_ids]
+    assert len(held) == len(set(held))
+    assert engine._scheduler.pool.num_free + len(held) == engine._scheduler.pool.num_blocks
+    assert all(r.slot == -1 and not r.block_ids for r in requests if r not in running)
+    state = engine._runner.request_state
+    for r in running:
+        mine = [
+            *r.prompt_token_ids,
+            *r.output_token_ids,
+            *(r.trace or [])[len(r.output_token_ids) :],
+        ]
+        assert state.all_token_ids.gpu[r.slot, : len(mine)].tolist() == mine
+        assert int(state.total_len.gpu[r.slot]) == r.total_len
+
+
+def nothing_is_left(harness: Harness) -> None:
+    engine = harness.built.engine
+    pool, runner = engine._scheduler.pool, engine._runner
+    assert sorted(pool._free) == list(range(pool.num_blocks))
+    assert len(runner.request_state._free_slots) == len(runner.request_state.total_len.gpu)
+    assert runner._swapped == {}
+    assert not runner.trace_replay.trace_len.np.any()
