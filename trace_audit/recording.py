@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from trace_audit.engine.build import BuiltEngine
@@ -22,7 +23,7 @@ from trace_audit.run_info import run_info, run_result
 from trace_audit.run_setup import ModelSource, digest, find_model, numeric_config, prepare
 from trace_audit.shard_loop import Emit, run_shards
 from trace_audit.storage.fingerprint import file_sha256, model_fingerprint, tokenizer_fingerprint
-from trace_audit.storage.imported import ImportedSequence, imported_tokens
+from trace_audit.storage.imported import ImportedSequence, imported_tokens, shift_warning
 from trace_audit.storage.prompts import PromptEntry, import_warnings, read_prompts
 from trace_audit.storage.record_writer import (
     RecordInfo,
@@ -104,7 +105,7 @@ def record(job: RecordJob, emit: Emit, rendezvous: Rendezvous | None = None) -> 
             run_shards(opened.built, writer, shards, indices, requests.__getitem__, emit)
             emit(Stage("writing"))
             check = _check(opened, writer, requests[0])
-            _add_imported(writer, sequences, info)
+            _add_imported(writer, sequences, info, emit)
             token_bytes, special = _vocabulary(tokenizer, opened.loaded.vocabulary_size)
             written = run_info(
                 requested=job.config,
@@ -269,7 +270,9 @@ def _check(opened: OpenEngine, writer: RecordWriter, first: Request) -> dict[str
     )
 
 
-def _add_imported(writer: RecordWriter, sequences: Sequence[_Sequence], info: RecordInfo) -> None:
+def _add_imported(
+    writer: RecordWriter, sequences: Sequence[_Sequence], info: RecordInfo, emit: Emit
+) -> None:
     """Logprobs that came with imported tokens become a run of their own."""
     given = [
         ImportedSequence(
@@ -284,6 +287,10 @@ def _add_imported(writer: RecordWriter, sequences: Sequence[_Sequence], info: Re
     ]
     if not given:
         return
+    columns = ["sequence_index", "step", "logprob"]
+    recorded = pa.concat_tables(shard.table.select(columns) for shard in writer.shards())
+    if (warning := shift_warning(given, recorded)) is not None:
+        emit(Message(warning))
     partial = len(given) < len(sequences)
     writer.add_imported_run(
         imported_tokens(given),

@@ -99,11 +99,22 @@ def differences(
 
 
 def resolved_differences(baseline: RunIdentity, candidate: RunIdentity) -> tuple[Difference, ...]:
-    """Resolved configuration keys that differ; a run from before a key did what was done then."""
+    """Resolved configuration keys that differ; a run from before a key did what was done then.
+
+    Against a run of another engine, which states none, no key is known to differ.
+    """
     sides = (baseline.resolved, candidate.resolved)
     if not all(sides):
-        return differences(*sides)
+        return ()
     return differences(*({**BEFORE_THE_KEY, **side} for side in sides))
+
+
+def environment_differences(
+    baseline: RunIdentity, candidate: RunIdentity
+) -> tuple[Difference, ...]:
+    """What differs between two environments; nothing is known to against one that is not stated."""
+    sides = (baseline.environment, candidate.environment)
+    return differences(*sides) if all(sides) else ()
 
 
 def config_differences(baseline: RunIdentity, candidate: RunIdentity) -> tuple[Difference, ...]:
@@ -251,6 +262,12 @@ def warnings(
     models = (baseline.model_fingerprint, candidate.model_fingerprint)
     if None not in models and models[0] != models[1]:
         found.append("the candidate is another checkpoint than the baseline")
+    for run in (baseline, candidate):
+        if not run.resolved:
+            found.append(
+                f"{run.name} states no configuration: its dtype, its temperature and whether its "
+                "logprobs are raw are not known here"
+            )
     for run in (baseline, candidate):
         if run.subset is not None:
             found.append(f"{run.name} is a subset of {len(run.subset)} sequences")
