@@ -33,7 +33,7 @@ def run(*arguments: object, code: int = 0, **environment: str) -> subprocess.Com
     return done
 
 
-def write_config(path: Path, name: str, **engine: object) -> Path:
+def write_config(path: Path, name: str, /, **engine: object) -> Path:
     values = {"device": "cpu", "max_num_seqs": 4, "shard_size": 4, "num_threads": 1} | engine
     lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
     path.write_text(f'name = "{name}"\n[engine]\n' + "\n".join(lines) + "\n")

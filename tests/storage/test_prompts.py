@@ -221,3 +221,23 @@ def test_any_constant_is_warned_about(
 def test_nothing_to_warn_about(tmp_path: Path) -> None:
     assert imported(tmp_path, [-1, -2], [-1, 0.0]) == []
     assert imported(tmp_path, None) == []
+
+
+def test_a_token_that_is_not_scored_may_have_no_logprob(tmp_path: Path) -> None:
+    line = {**PROMPT, "output_token_ids": [1, 2, 3], "score_mask": [True, False, True]}
+    (entry,) = read_prompts(write(tmp_path, {**line, "logprobs": [-1, None, -2]}))
+    assert entry.logprobs is not None
+    assert [str(x) for x in entry.logprobs] == ["-1.0", "nan", "-2.0"]
+    with pytest.raises(InputError, match=r"logprobs\[2\] must be a number, not null") as caught:
+        read_prompts(write(tmp_path, {**line, "logprobs": [-1, -1, None]}))
+    assert caught.value.hint == "Only a token that score_mask leaves out may have none."
+
+
+def test_what_stands_beside_unscored_tokens_is_not_judged(tmp_path: Path) -> None:
+    line = {**PROMPT, "output_token_ids": [1, 2, 3], "score_mask": [True, False, True]}
+    warnings = [
+        import_warnings(read_prompts(write(tmp_path, {**line, "logprobs": logprobs})))
+        for logprobs in ([-1, 5.0, -2], [0, -7, 0], [0, None, 0])
+    ]
+    assert [len(found) for found in warnings] == [0, 1, 1]
+    assert all(found[0].startswith("Every imported logprob is 0") for found in warnings[1:])

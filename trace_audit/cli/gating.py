@@ -86,14 +86,24 @@ def check_profile(source: AuditSource, profile: Profile | None) -> None:
     """Refuses a profile that has no meaning on the audit; warns of one from another model.
 
     Raises:
-        UsageError: The trace is greedy and the profile needs a sample.
+        UsageError: The trace is greedy and the profile needs a sample, or it is imported without
+            the logprobs that the profile compares with.
     """
+    from trace_audit.diff.source import RECORD
+
     if profile is None:
         return
     if profile.sampled_only and "greedy" in source.trace.sources:
         raise UsageError(
             f"Profile {profile.name} needs sampled or imported tokens, and this trace is greedy.",
             hint="Record with --temperature 1, or import a rollout's tokens and logprobs.",
+        )
+    lacks_logprobs = profile.baseline not in (RECORD, *source.audit.run_names())
+    if profile.sampled_only and lacks_logprobs and "imported" in source.trace.sources:
+        raise UsageError(
+            f"Profile {profile.name} compares with the rollout's own logprobs, and the prompts "
+            "file gave none.",
+            hint="Record again with logprobs beside output_token_ids (docs/rl.md).",
         )
     learned_on = profile.model_fingerprint
     if learned_on is not None and learned_on != source.audit.info.model_fingerprint:

@@ -189,7 +189,7 @@ def _pair_summary(
     names = (pair.baseline_name, pair.candidate_name)
     baseline, candidate = (identity.run_identity(name, source.info(name)) for name in names)
     config = identity.config_differences(baseline, candidate)
-    environment = identity.differences(baseline.environment, candidate.environment)
+    environment = identity.environment_differences(baseline, candidate)
     resampler = Resampler(len(pair.group_ids))
     table = MetricTable(pair, resampler)
     unequal, lost = unequal_rows(pair), lost_rows(pair)

@@ -113,10 +113,13 @@ def differences(
 
 
 def resolved_differences(baseline: RunIdentity, candidate: RunIdentity) -> tuple[Difference, ...]:
-    """Resolved configuration keys that differ; a run from before a key did what was done then."""
+    """Resolved configuration keys that differ; a run from before a key did what was done then.
+
+    Against a run of another engine, which states none, no key is known to differ.
+    """
     sides = (baseline.resolved, candidate.resolved)
     if not all(sides):
-        return differences(*sides)
+        return ()
     return differences(*(_as_it_was_done(side) for side in sides))
 
 
@@ -126,6 +129,14 @@ def _as_it_was_done(resolved: Mapping[str, object]) -> dict[str, object]:
     if whole["engine.kv_cache_dtype"] == "auto":
         whole["engine.kv_cache_dtype"] = whole.get("engine.dtype")
     return whole
+
+
+def environment_differences(
+    baseline: RunIdentity, candidate: RunIdentity
+) -> tuple[Difference, ...]:
+    """What differs between two environments; nothing is known to against one that is not stated."""
+    sides = (baseline.environment, candidate.environment)
+    return differences(*sides) if all(sides) else ()
 
 
 def config_differences(baseline: RunIdentity, candidate: RunIdentity) -> tuple[Difference, ...]:
@@ -298,6 +309,9 @@ def warnings(
     reason = why_not_gated(baseline, candidate)
     if reason is not None:
         found.append(f"{reason}, so the two are reported and cannot be gated")
+    for run in (baseline, candidate):
+        if not run.resolved:
+            found.append(f"{run.name} states no configuration, so its dtype is not known here")
     for run in (baseline, candidate):
         if run.subset is not None:
             found.append(f"{run.name} is a subset of {len(run.subset)} sequences")

@@ -20,7 +20,7 @@ class ImportedSequence:
         sequence_id: Its id.
         prompt_length: Prompt tokens, P.
         token_ids: T output tokens.
-        logprobs: T logprobs, nats.
+        logprobs: T logprobs, nats; NaN for a token that is not scored.
     """
 
     sequence_index: int

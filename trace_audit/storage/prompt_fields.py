@@ -89,12 +89,25 @@ def token_ids(value: dict[str, Any], key: str) -> list[int]:
     return ids
 
 
-def logprobs(value: dict[str, Any], output: list[int] | None) -> list[float] | None:
-    """A finite number an output token. Positive ones are let through, to be warned about."""
+def logprobs(
+    value: dict[str, Any], output: list[int] | None, mask: list[bool] | None
+) -> list[float] | None:
+    """A finite number an output token; NaN for a null beside a token that is not scored.
+
+    Positive ones are let through, to be warned about.
+    """
     if "logprobs" not in value:
         return None
     found = []
     for i, number in enumerate(_beside(value, "logprobs", output)):
+        if number is None and mask is not None and not mask[i]:
+            found.append(math.nan)
+            continue
+        if number is None:
+            raise FieldError(
+                f"logprobs[{i}] must be a number, not null",
+                hint="Only a token that score_mask leaves out may have none.",
+            )
         if isinstance(number, bool) or not isinstance(number, int | float):
             raise FieldError(f"logprobs[{i}] must be a number, not {_shown(number)}")
         try:

@@ -38,7 +38,7 @@ class PromptEntry:
         messages: For the model's chat template.
         prompt_token_ids: P >= 1 ids.
         output_token_ids: T >= 1 imported ids; None if they are to be generated.
-        logprobs: T logprobs of the imported ids, nats.
+        logprobs: T logprobs of the imported ids, nats; NaN where a token without one is context.
         score_mask: T flags, false where an imported token is context only.
         scoring: How the logprobs were made; None where the line does not say.
     """
@@ -87,7 +87,7 @@ def read_prompts(path: Path) -> list[PromptEntry]:
 
 def import_warnings(entries: Sequence[PromptEntry]) -> list[str]:
     """What looks wrong with imported logprobs, as full sentences."""
-    given = [(entry, entry.logprobs) for entry in entries if entry.logprobs is not None]
+    given = [(entry, _scored(entry)) for entry in entries if entry.logprobs is not None]
     warnings = []
     positive = [(e, value) for e, values in given for value in values if value > 0]
     if positive:
@@ -124,6 +124,13 @@ def _check_one_scoring(path: Path, entries: Sequence[PromptEntry]) -> None:
 
 def _distribution(entry: PromptEntry) -> Distribution | None:
     return None if entry.scoring is None else distribution_of(entry.scoring)
+
+
+def _scored(entry: PromptEntry) -> list[float]:
+    """The logprobs of tokens that are scored; what stands beside the others means nothing."""
+    assert entry.logprobs is not None
+    mask = entry.score_mask or [True] * len(entry.logprobs)
+    return [value for value, scored in zip(entry.logprobs, mask, strict=True) if scored]
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -197,6 +204,7 @@ def _entry(value: dict[str, Any], index: int, line_number: int) -> PromptEntry:
         raise FieldError(f"give exactly one of {', '.join(PROMPT_FORMS)}; this has {given}")
     sequence_id = identifier(value, "id", str(index))
     output = token_ids(value, "output_token_ids") if "output_token_ids" in value else None
+    mask = score_mask(value, output)
     return PromptEntry(
         index=index,
         line_number=line_number,
@@ -208,7 +216,7 @@ def _entry(value: dict[str, Any], index: int, line_number: int) -> PromptEntry:
             token_ids(value, "prompt_token_ids") if "prompt_token_ids" in value else None
         ),
         output_token_ids=output,
-        logprobs=logprobs(value, output),
-        score_mask=score_mask(value, output),
+        logprobs=logprobs(value, output, mask),
+        score_mask=mask,
         scoring=scoring(value),
     )
