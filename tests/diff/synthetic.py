@@ -85,7 +85,9 @@ def log_softmax(logits: Logits) -> Logits:
 
 def logsumexp(logits: Logits) -> Logits:
     top = logits.max(axis=1)
-    result: Logits = top + np.log(np.exp(logits - top[:, None]).sum(axis=1))
+    top = np.where(np.isneginf(top), 0.0, top)
+    with np.errstate(divide="ignore"):  # a row without any mass
+        result: Logits = top + np.log(np.exp(logits - top[:, None]).sum(axis=1))
     return result
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -280,6 +281,22 @@ def test_every_row_filtered_out_leaves_nothing_to_judge(
     arguments = ["--baseline", "a", "--candidate", "b", "--fail-on", "abs.mean > 9"]
     assert report(data, *arguments) == 4
     assert "no token has a finite logprob on both sides" in capsys.readouterr().err
+
+
+def test_one_id_that_a_filter_leaves_is_no_flip_and_spoils_no_number() -> None:
+    alone, few = logits(0.05), logits(0.05, 1)
+    keep = np.argsort(-alone, axis=1)
+    for row in range(0, len(alone), 2):
+        alone[row, keep[row, 1:]] = -np.inf
+        few[row, keep[row, 1 if row % 4 else 2 :]] = -np.inf
+    data = audit(a=alone, b=few)
+    for name in "ab":
+        data.infos[name] = scored(name, NUCLEUS, dtype="float32", lm_head_dtype="float32")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pair = compare(AuditSource(data), "a", "b").summary  # type: ignore[arg-type]
+    assert pair.flips.known > 0
+    assert np.isfinite([pair.flips.expected, pair.flips.scale, pair.flips.threshold]).all()
 
 
 def test_undeclared_candidates_can_be_in_a_summary_of_several() -> None:

@@ -40,7 +40,7 @@ def test_every_key_of_the_prompts_file_is_documented() -> None:
     table = DOCUMENT.split("## The prompts file")[1].split("## ")[0]
     keys = re.findall(r"^\| `(\w+)`", table, flags=re.MULTILINE)
     check_keys(dict.fromkeys(keys))
-    assert len(keys) == 8
+    assert len(keys) == 9
 
 
 def test_the_version_is_the_current_one() -> None:

@@ -46,7 +46,8 @@ class TopChanges:
     @cached_property
     def gap_change(self) -> FloatArray:
         """|gap_B - gap_A| where both are known: float64 [<= N]."""
-        change = np.abs(self.candidate_gap - self.gap)
+        with np.errstate(invalid="ignore"):  # one id alone is left by a filter on both sides
+            change = np.abs(self.candidate_gap - self.gap)
         return change[np.isfinite(change) & self.known]
 
     @cached_property
@@ -84,7 +85,8 @@ class TopChanges:
         """
         if self.why_no_expected is not None or self.candidate_ulp is None:
             return None
-        counted = self.known & (self.gap > 0)
+        # No noise flips an infinite gap: a filter left one id.
+        counted = self.known & (self.gap > 0) & np.isfinite(self.gap)
         unit = self.candidate_ulp[counted]
         # Zero where the gap is zero: a change there is a tie change, not a flip.
         expected = np.zeros(len(self.gap))

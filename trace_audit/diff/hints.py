@@ -89,6 +89,8 @@ def _shifted(pair: AlignedPair) -> list[str]:
 
 def _scaled(pair: AlignedPair) -> list[str]:
     """A temperature on one side, by the other's distribution or else by its logprobs alone."""
+    if pair.distribution.is_filtered:
+        return []  # What is left of a distribution does not say what all of it was.
     fit = fitted_temperature(pair)
     if fit is None:
         return _one_factor(pair)

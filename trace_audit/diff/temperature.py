@@ -50,7 +50,7 @@ def fitted_temperature(pair: AlignedPair) -> TemperatureFit | None:
     if record is None or support is None:
         return None
     rows = _rows(pair, support, record)
-    deltas = (given.logprob - own.logprob)[rows]
+    deltas = given.logprob[rows] - own.logprob[rows]
     if len(rows) < _MIN_TOKENS or not deltas.any():
         return None
     beta = 1.0
