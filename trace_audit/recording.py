@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from trace_audit.engine.build import BuiltEngine
 from trace_audit.engine.request import Request
 from trace_audit.engine.sampling_params import SamplingParams
 from trace_audit.errors import InputError, RequestError
+from trace_audit.importing import add_imported
 from trace_audit.jobs import Message, RecordJob, Rendezvous, Stage
 from trace_audit.model_check import check_model
 from trace_audit.models.loader import LoadedModel
@@ -23,7 +23,7 @@ from trace_audit.run_info import run_info, run_result
 from trace_audit.run_setup import ModelSource, digest, find_model, numeric_config, prepare
 from trace_audit.shard_loop import Emit, run_shards
 from trace_audit.storage.fingerprint import file_sha256, model_fingerprint, tokenizer_fingerprint
-from trace_audit.storage.imported import ImportedSequence, imported_tokens, shift_warning
+from trace_audit.storage.imported import ImportedSequence
 from trace_audit.storage.prompts import PromptEntry, import_warnings, read_prompts
 from trace_audit.storage.record_writer import (
     RecordInfo,
@@ -105,7 +105,7 @@ def record(job: RecordJob, emit: Emit, rendezvous: Rendezvous | None = None) -> 
             run_shards(opened.built, writer, shards, indices, requests.__getitem__, emit)
             emit(Stage("writing"))
             check = _check(opened, writer, requests[0])
-            _add_imported(writer, sequences, info, emit)
+            add_imported(writer, _imported(sequences), len(sequences), info.vocabulary_size, emit)
             token_bytes, special = _vocabulary(tokenizer, opened.loaded.vocabulary_size)
             written = run_info(
                 requested=job.config,
@@ -270,11 +270,9 @@ def _check(opened: OpenEngine, writer: RecordWriter, first: Request) -> dict[str
     )
 
 
-def _add_imported(
-    writer: RecordWriter, sequences: Sequence[_Sequence], info: RecordInfo, emit: Emit
-) -> None:
-    """Logprobs that came with imported tokens become a run of their own."""
-    given = [
+def _imported(sequences: Sequence[_Sequence]) -> list[ImportedSequence]:
+    """Those that came with logprobs."""
+    return [
         ImportedSequence(
             sequence_index=index,
             sequence_id=sequence.entry.sequence_id,
@@ -285,22 +283,6 @@ def _add_imported(
         for index, sequence in enumerate(sequences)
         if sequence.entry.output_token_ids is not None and sequence.entry.logprobs is not None
     ]
-    if not given:
-        return
-    columns = ["sequence_index", "step", "logprob"]
-    recorded = pa.concat_tables(shard.table.select(columns) for shard in writer.shards())
-    if (warning := shift_warning(given, recorded)) is not None:
-        emit(Message(warning))
-    partial = len(given) < len(sequences)
-    writer.add_imported_run(
-        imported_tokens(given),
-        {
-            "model": None,
-            "vocabulary_size": info.vocabulary_size,
-            "capabilities": {"logprob": "exact"},
-            "subset": [s.sequence_id for s in given] if partial else None,
-        },
-    )
 
 
 def _vocabulary(
