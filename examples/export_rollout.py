@@ -15,6 +15,8 @@ import pyarrow.parquet as pq
 def main(audit: Path, output: Path, run: str = "record") -> None:
     """One line a sequence, in the format of docs/formats.md."""
     tokens = pq.read_table(audit / "runs" / run / "tokens.parquet")
+    info = json.loads((audit / "runs" / run / "run.json").read_text(encoding="utf-8"))
+    scoring = info["resolved_config"]["scoring"]
     logprobs: dict[str, list[float]] = {}
     for sequence_id, logprob in zip(
         tokens["sequence_id"].to_pylist(), tokens["logprob"].to_pylist(), strict=True
@@ -29,6 +31,7 @@ def main(audit: Path, output: Path, run: str = "record") -> None:
                 "output_token_ids": sequence["output_token_ids"],
                 # Seven digits: a float32 nearly to its last bit, in half the characters.
                 "logprobs": [float(f"{x:.7g}") for x in logprobs[sequence["sequence_id"]]],
+                "scoring": scoring,
             }
             if sequence["score_mask"] is not None:
                 line["score_mask"] = sequence["score_mask"]

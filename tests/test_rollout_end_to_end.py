@@ -118,6 +118,16 @@ def failed(audit: Path, *arguments: str) -> str:
     return done.stdout
 
 
+def test_a_rollout_that_does_not_say_how_it_was_scored_is_reported_and_not_gated(
+    rollout, model, tmp_path
+):
+    lines = [{k: v for k, v in line.items() if k != "scoring"} for line in rollout.lines]
+    audit = trained(model, lines, tmp_path)
+    run("diff", "report", audit, "--baseline", "imported")
+    gated = run("diff", "report", audit, "--profile", "rl", code=4)
+    assert "how its logprobs were made" in " ".join(gated.stdout.split())
+
+
 def at_temperature(model: Path, line: dict[str, Any], temperature: float) -> list[float]:
     """What an engine reports that divides its logits before the softmax."""
     import torch
@@ -148,7 +158,7 @@ def test_a_tool_token_needs_no_logprob_and_shifted_logprobs_are_told(rollout, mo
     path = write(tmp_path / "shifted.jsonl", lines)
     done = run("record", model, "--prompts", path, "-o", tmp_path / "shifted", *PREFILL)
     assert "look shifted" in done.stderr
-    assert "belongs to the token before its own" in done.stderr
+    assert "of the previous token" in done.stderr
 
 
 def test_what_cannot_be_judged_or_scored_is_refused(rollout, model, recorded, tmp_path):

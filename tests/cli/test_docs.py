@@ -63,6 +63,16 @@ def test_example_prompts_are_prompts() -> None:
     assert any(entry.prompt for entry in entries)
 
 
+def test_the_example_rollout_is_a_rollout() -> None:
+    from trace_audit.storage.prompts import import_warnings, read_prompts
+
+    entries = read_prompts(ROOT / "examples" / "rollout.jsonl")
+    assert all(entry.output_token_ids and entry.logprobs for entry in entries)
+    assert len({entry.group_id for entry in entries}) == 8
+    assert len(entries) == 16
+    assert import_warnings(entries) == []
+
+
 def _toml(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()

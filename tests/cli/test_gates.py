@@ -236,6 +236,11 @@ def test_rl_compares_with_the_rollout(
     assert "Importance ratio, candidate over baseline" in out
 
 
+def test_a_report_on_a_rollout_leads_to_its_verdict(report: Report, capsys: Capture) -> None:
+    assert report(rollout(logits(0.005))) == 0
+    assert "--profile rl" in capsys.readouterr().out
+
+
 def test_rl_is_invalid_where_the_baseline_did_not_sample(report: Report, capsys: Capture) -> None:
     arguments = ["--baseline", "record", "--candidate", "imported", "--profile", "rl"]
     assert report(rollout(logits(0.01)), *arguments) == 4

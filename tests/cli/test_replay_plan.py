@@ -208,6 +208,11 @@ def test_dry_run_tells_runs_tokens_and_kv_bytes(
         ["bf16-sdpa-dtype=bfloat16", "2", "5", "1", str(2 * elements)],
         ["bf16-sdpa-dtype=float32", "2", "5", "1", str(4 * elements)],
     ]
+    assert run([*command[:4], "--set", "path=prefill", "--dry-run"]) == 0
+    # A pass holds one sequence, so the cache has one slot.
+    kv_bytes = 2 * elements // 32
+    line = capsys.readouterr().out.splitlines()[1].split()
+    assert line == ["bf16-sdpa-path=prefill", "2", "5", "1", str(kv_bytes)]
     assert audit.run_names() == ["record"]
 
 

@@ -5,7 +5,9 @@ import pytest
 from tests.diff.synthetic import run_info
 from trace_audit.diff.identity import (
     check_comparable,
+    config_differences,
     differences,
+    environment_differences,
     flat,
     logit_dtype,
     run_identity,
@@ -98,3 +100,14 @@ def test_how_long_a_rank_waits_is_no_second_change() -> None:
     infos[1]["resolved_config"]["parallel"] = {"timeout_seconds": 5}
     a, b = (run_identity(name, info) for name, info in zip("ab", infos, strict=True))
     assert warnings(a, b, differences(a.resolved, b.resolved), ()) == ()
+
+
+def test_against_an_engine_that_states_nothing_no_key_is_said_to_differ() -> None:
+    ours, other = run_identity("record", run_info("record")), run_identity("imported", {})
+    for a, b in ((ours, other), (other, ours)):
+        assert config_differences(a, b) == ()
+        assert environment_differences(a, b) == ()
+        assert warnings(a, b, (), ()) == (
+            "imported states no configuration: its dtype, its temperature and whether its logprobs "
+            "are raw are not known here",
+        )

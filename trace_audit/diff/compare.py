@@ -279,6 +279,8 @@ def _next_commands(
         name = max(different, key=_divergence).candidate.name
         show = f"trace-audit diff show {path} --candidate {name}{option}"
         commands.append((f"{show} --worst 20", "the worst tokens, both sides' best"))
+    if any(pair.candidate.name == "imported" for pair in pairs):
+        commands.append((f"trace-audit diff report {path} --profile rl", "against the rollout"))
     commands.append((f"trace-audit diff report {path}{option} --format json", "all numbers"))
     return tuple(commands)
 

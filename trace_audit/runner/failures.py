@@ -26,7 +26,7 @@ Ending: TypeAlias = Done | Failed | Died
 _NAMED_COMMUNICATION_ERRORS = {"DistError", "DistBackendError"}  # by name: torch is not loaded here
 _GLOO = re.compile(r"\bgloo\b|\AWait timeout\Z", re.IGNORECASE)
 _TIMED_OUT = re.compile(r"time(d |-)?\s?out", re.IGNORECASE)
-_MEMORY_HINT = "lower max_num_seqs or num_kv_blocks"
+_MEMORY_HINT = 'lower max_num_seqs or num_kv_blocks; with path = "prefill" set prefill_chunk'
 
 
 def failure_of(error: Exception) -> Failed:
