@@ -81,6 +81,7 @@ def run_identity(name: str, info: Mapping[str, Any]) -> RunIdentity:
         subset=None if not subset else tuple(str(sequence) for sequence in subset),
         engine_seconds=timing.get("engine_seconds"),
         tokens_per_second=timing.get("tokens_per_second"),
+        acceptance_rate=(info.get("acceptance") or {}).get("acceptance_rate"),
     )
 
 

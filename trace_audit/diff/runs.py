@@ -14,6 +14,7 @@ class RunIdentity:
         requested, resolved: Flat configurations.
         backends: What actually ran, by part ("attention": "sdpa").
         subset: Sequence ids of a run that was restricted on purpose.
+        acceptance_rate: Share of its draft tokens that stayed.
     """
 
     name: str
@@ -27,6 +28,7 @@ class RunIdentity:
     subset: tuple[str, ...] | None
     engine_seconds: float | None
     tokens_per_second: float | None
+    acceptance_rate: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
