@@ -353,13 +353,20 @@ def test_a_rejected_draft_leaves_no_block_behind(checkpoint, device):
 
 
 def test_the_trace_behind_the_committed_tokens_is_neither_read_nor_written(checkpoint, device):
-    """The rows with another continuation in the trace's place give the same inputs."""
+    """Inputs are the committed tokens and the drafts, half of which are not the trace's."""
     prompt = random_prompts([9])[0]
     trace = list(range(40, 60))
     script = Scripted(continuations={"r0": trace}, wrong=2)
     harness = speculating(checkpoint(), device, proposer=script)
     runner = harness.built.engine._runner
     forward, seen = runner._loaded.forward, []
+    gather = runner.request_state.gather_input_ids
+
+    def gathered(slots, columns):
+        assert (columns < runner.request_state.total_len.gpu[slots, 0]).all()
+        return gather(slots, columns)
+
+    runner.request_state.gather_input_ids = gathered
 
     def spy(input_ids, positions, rows):
         state = runner.request_state

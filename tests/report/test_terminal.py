@@ -173,3 +173,11 @@ def test_a_command_to_copy_is_never_wrapped() -> None:
     command = "trace-audit diff show audit --candidate " + "a" * 80 + " --worst 20"
     text = plain(replace(report(), next_commands=((command, "the worst tokens"),)), 80)
     assert command in text
+
+
+def test_the_share_of_accepted_drafts_is_shown_of_runs_that_draft() -> None:
+    assert "drafts kept" not in plain(report())
+    one = pair()
+    drafted = replace(one, candidate=replace(one.candidate, acceptance_rate=0.625))
+    (line,) = [x for x in plain(report(drafted)).splitlines() if "drafts kept" in x]
+    assert line.split() == ["drafts", "kept", "62.5", "%"]

@@ -86,6 +86,7 @@ def run_identity(name: str, info: Mapping[str, Any]) -> RunIdentity:
         engine_seconds=timing.get("engine_seconds"),
         tokens_per_second=timing.get("tokens_per_second"),
         distribution=distribution(info, resolved),
+        acceptance_rate=(info.get("acceptance") or {}).get("acceptance_rate"),
     )
 
 

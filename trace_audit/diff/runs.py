@@ -17,6 +17,7 @@ class RunIdentity:
         backends: What actually ran, by part ("attention": "sdpa").
         subset: Sequence ids of a run that was restricted on purpose.
         distribution: What its logprobs are of; None where nobody said.
+        acceptance_rate: Share of its draft tokens that stayed.
     """
 
     name: str
@@ -31,6 +32,7 @@ class RunIdentity:
     engine_seconds: float | None
     tokens_per_second: float | None
     distribution: Distribution | None = None
+    acceptance_rate: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

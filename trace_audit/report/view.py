@@ -122,7 +122,7 @@ def warning_lines(pair: PairSummary) -> list[str]:
 
 
 def identity_rows(pair: PairSummary) -> list[IdentityRow]:
-    """Fingerprints, backends, speed, then every config key that differs."""
+    """Fingerprints, backends, speed, drafts, then every config key that differs."""
     a, b = pair.baseline, pair.candidate
     rows = [
         _row("model", fingerprint(a.model_fingerprint), fingerprint(b.model_fingerprint)),
@@ -141,6 +141,10 @@ def identity_rows(pair: PairSummary) -> list[IdentityRow]:
             rows.append(IdentityRow(label=part, baseline=sides[0], candidate=sides[1]))
     speeds = [count(run.tokens_per_second) for run in (a, b)]
     rows.append(IdentityRow(label="tokens/s", baseline=speeds[0], candidate=speeds[1]))
+    rates = [a.acceptance_rate, b.acceptance_rate]
+    if rates != [None, None]:
+        stayed = ["" if rate is None else number(rate, "share") for rate in rates]
+        rows.append(IdentityRow(label="drafts kept", baseline=stayed[0], candidate=stayed[1]))
     for difference in [*_environment_differences(pair), *pair.config_differences]:
         sides = [plain(difference.baseline), plain(difference.candidate)]
         rows.append(_row(difference.key, *sides))
