@@ -1,7 +1,7 @@
 """The engine from Python: generate greedily, replay the same tokens in another dtype, compare.
 
-    python examples/engine_api.py                  # the demo model, about a minute on a laptop
-    python examples/engine_api.py path/to/model    # any Hugging Face directory
+python examples/engine_api.py                  # the demo model, about a minute on a laptop
+python examples/engine_api.py path/to/model    # any Hugging Face directory
 """
 
 from __future__ import annotations

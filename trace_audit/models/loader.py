@@ -18,6 +18,7 @@ from trace_audit.errors import ConfigError, ModelError
 from trace_audit.models.packed_linear import can_pack, pack_linears
 
 _PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
+_ALIGNMENT = 64  # bytes, of what torch allocates on a CPU
 _KNOWN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
@@ -124,6 +125,7 @@ def load_model(
     try:
         model = from_pretrained(directory, config, dtype, attention.name)
         model = model.to(device).eval()
+        align_parameters(model)
         head_dtype_applied(model, lm_head_dtype)
         vocabulary_size = int(model.get_output_embeddings().weight.shape[0])
         linear = linears_applied(model, device, dtype)
@@ -141,6 +143,17 @@ def load_model(
         forward=forward,
         weights="whole",
     )
+
+
+def align_parameters(model: torch.nn.Module) -> None:
+    """Move parameters on a CPU to addresses as torch allocates them.
+
+    They may lie in the mapped weights file, at whatever offset its header left them, and MKL sums a
+    product of a single row by its operands' addresses.
+    """
+    for parameter in model.parameters():
+        if parameter.device.type == "cpu" and parameter.data_ptr() % _ALIGNMENT:
+            parameter.data = parameter.data.clone()
 
 
 def causal_forward(model: Any, *, has_head: bool) -> Forward:
