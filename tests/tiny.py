@@ -49,6 +49,8 @@ def tiny_config(family: str) -> PreTrainedConfig:
     if family == "llama-8kv":
         heads = {"num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 192}
         return LlamaConfig(**(COMMON | heads))
+    if family == "llama-2l":  # where who gets which tokens is tested rather than what comes out
+        return LlamaConfig(**(COMMON | {"num_hidden_layers": 2}))
     if family == "llama-9h":  # as the demo model has them
         heads = {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 144}
         return LlamaConfig(**(COMMON | heads))

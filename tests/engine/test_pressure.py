@@ -52,7 +52,7 @@ def ample(checkpoint, device) -> Callable[[torch.dtype, bool], list[RequestOutpu
     def get(dtype: torch.dtype, fixed: bool) -> list[RequestOutput]:
         if (dtype, fixed) not in made:
             changes = FIXED if fixed else SIZES
-            harness = Harness.make(checkpoint(), device, dtype, **changes)
+            harness = Harness.make(checkpoint("llama-2l"), device, dtype, **changes)
             made[dtype, fixed] = harness.record(PROMPTS, STEPS)
             assert harness.built.engine.counters.preemptions == 0
         return made[dtype, fixed]
@@ -65,7 +65,7 @@ def ample(checkpoint, device) -> Callable[[torch.dtype, bool], list[RequestOutpu
 def test_swapping_changes_no_bit_of_a_fixed_batch(checkpoint, device, ample, dtype, free):
     """Replayed and free: a free request would go on from another token at the first wrong bit."""
     unpressured = ample(dtype, True)
-    harness = Harness.make(checkpoint(), device, dtype, **FIXED, **TIGHT)
+    harness = Harness.make(checkpoint("llama-2l"), device, dtype, **FIXED, **TIGHT)
     pressed = harness.record(PROMPTS, STEPS) if free else harness.replay(PROMPTS, unpressured)
     counters_balance(harness, swap=True)
     assert differing_columns(unpressured, pressed) == set()
@@ -73,7 +73,7 @@ def test_swapping_changes_no_bit_of_a_fixed_batch(checkpoint, device, ample, dty
 
 def test_without_a_fixed_batch_swapping_moves_float32_by_its_last_bits(checkpoint, device, ample):
     unpressured = ample(torch.float32, False)
-    harness = Harness.make(checkpoint(), device, **SIZES, **TIGHT)
+    harness = Harness.make(checkpoint("llama-2l"), device, **SIZES, **TIGHT)
     pressed = harness.replay(PROMPTS, unpressured)
     counters_balance(harness, swap=True)
     assert same_tokens(unpressured, pressed)
@@ -87,7 +87,9 @@ def test_recomputing_ends_with_the_same_tokens_and_its_drift_is_small(
 ):
     unpressured = ample(dtype, fixed)
     changes = FIXED if fixed else SIZES
-    harness = Harness.make(checkpoint(), device, dtype, preemption="recompute", **changes, **TIGHT)
+    harness = Harness.make(
+        checkpoint("llama-2l"), device, dtype, preemption="recompute", **changes, **TIGHT
+    )
     pressed = harness.replay(PROMPTS, unpressured)
     counters_balance(harness, swap=False)
     assert same_tokens(unpressured, pressed)
@@ -100,7 +102,7 @@ def test_recomputing_ends_with_the_same_tokens_and_its_drift_is_small(
 def test_a_recomputed_request_is_rebuilt_by_a_prefill_of_its_own(checkpoint, device):
     prompts = random_prompts([20, 22])
     sizes = {"max_num_batched_tokens": 16, "num_kv_blocks": 7, "fixed_batch": True}
-    harness = Harness.make(checkpoint(), device, preemption="recompute", **sizes)
+    harness = Harness.make(checkpoint("llama-2l"), device, preemption="recompute", **sizes)
     outputs = harness.record(prompts, 20)
     assert harness.built.engine.counters.preemptions == 1
     preempted = harness.built.engine.counters.recomputed_tokens
@@ -135,7 +137,7 @@ def test_replayed_and_free_requests_share_a_cache_that_is_too_small(
 ):
     """A free request that comes into the slot of a replayed one continues as it would alone."""
     free = ample(torch.float32, True)
-    harness = Harness.make(checkpoint(), device, preemption=preemption, **FIXED, **TIGHT)
+    harness = Harness.make(checkpoint("llama-2l"), device, preemption=preemption, **FIXED, **TIGHT)
     outputs = harness.run(mixed(harness))
     assert harness.built.engine.counters.preemptions > MANY
     nothing_leaked(harness)
@@ -151,7 +153,7 @@ def test_replayed_and_free_requests_share_a_cache_that_is_too_small(
 def test_a_normal_request_after_a_replayed_one_is_as_if_nothing_had_been(checkpoint, device, ample):
     """Case 20: slots, rows and lengths of the replay before are gone."""
     for tight in ({}, TIGHT):
-        harness = Harness.make(checkpoint(), device, **FIXED, **tight)
+        harness = Harness.make(checkpoint("llama-2l"), device, **FIXED, **tight)
         harness.run(mixed(harness))
         again = harness.record(PROMPTS, STEPS)
         assert differing_columns(ample(torch.float32, True), again) == set()
@@ -159,7 +161,7 @@ def test_a_normal_request_after_a_replayed_one_is_as_if_nothing_had_been(checkpo
 
 
 def test_a_queue_longer_than_the_slots_reuses_each_of_them(checkpoint, device):
-    harness = Harness.make(checkpoint(), device, **FIXED | {"max_num_seqs": 2})
+    harness = Harness.make(checkpoint("llama-2l"), device, **FIXED | {"max_num_seqs": 2})
     slots: dict[int, set[str]] = {}
     runner = harness.built.engine._runner
     admit = runner.admit

@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.tiny import COMMON, VOCABULARY, Harness, differing_columns, engine_config
+from tests.tiny import VOCABULARY, Harness, differing_columns, engine_config
 from trace_audit.engine.build import build_engine
 from trace_audit.engine.request import Request, RequestOutput
 from trace_audit.models.loader import LoadedModel, load_model
@@ -62,14 +62,9 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory, device) -> LoadedModel:
-    """Two layers: what is tested is who gets which tokens."""
-    from transformers import AutoModelForCausalLM, LlamaConfig
-
-    torch.manual_seed(0)
-    config = LlamaConfig(**(COMMON | {"num_hidden_layers": 2}))
-    directory = tmp_path_factory.mktemp("two-layers")
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(directory)
+def loaded(checkpoint, device) -> LoadedModel:
+    """One model under the engines of all examples."""
+    directory = checkpoint("llama-2l")
     return load_model(directory, dtype=torch.float32, device=device, lm_head_dtype=torch.float32)
 
 

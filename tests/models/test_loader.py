@@ -12,7 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import BloomConfig, GptOssConfig, LlamaConfig
 
-from tests.tiny import COMMON, save_tiny, tiny_config
+from tests.tiny import (
+    COMMON,
+    Harness,
+    differing_columns,
+    random_prompts,
+    save_tiny,
+    tiny_config,
+)
 from trace_audit.errors import ModelError
 from trace_audit.models.conformance import TOLERANCE, check_architecture
 from trace_audit.models.loader import load_model, read_config
@@ -262,3 +269,17 @@ def test_tiny_checkpoints_are_seeded(tmp_path):
     a = load_file(save_tiny(tmp_path / "a", "qwen3") / "model.safetensors")
     b = load_file(save_tiny(tmp_path / "b", "qwen3") / "model.safetensors")
     assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_a_file_whose_weights_lie_elsewhere_computes_the_same(checkpoint, tmp_path):
+    """The header's length decides where weights lie in the file, and MKL looks at addresses."""
+    moved = Path(shutil.copytree(checkpoint(), tmp_path / "moved"))
+    weights = load_file(checkpoint() / "model.safetensors")
+    prompt = random_prompts([1])
+    outputs = []
+    for padding in range(0, 48, 16):
+        save_file(weights, moved / "model.safetensors", {"format": "pt", "padding": "x" * padding})
+        harness = Harness.make(moved, CPU, max_num_seqs=1)
+        assert all(p.data_ptr() % 64 == 0 for p in harness.loaded.model.parameters())
+        outputs.append(harness.record(prompt, 4))
+    assert all(differing_columns(outputs[0], other) == set() for other in outputs[1:])

@@ -59,12 +59,13 @@ def check_rows(loaded: LoadedModel, *, num_rows: int, block_size: int) -> None:
         ConfigError: what a row computes depends on its place among the rows.
     """
     device = next(loaded.model.parameters()).device
-    places = torch.zeros(num_rows, dtype=torch.long, device=device)
+    # The last token of the first block, so that attention has zeros to weigh it against.
+    places = torch.full((num_rows,), block_size - 1, dtype=torch.long, device=device)
     ones = np.ones(num_rows, dtype=np.int64)
     loaded.attention.prepare(
         AttentionBatch(
             query_lens=ones,
-            context_lens=ones,
+            context_lens=ones * block_size,
             block_table=np.zeros((num_rows, 1), dtype=np.int32),
             block_size=block_size,
             kv_slots=places,

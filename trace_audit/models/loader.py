@@ -19,6 +19,7 @@ from trace_audit.models.experts import apply_moe_backend, check_expert_widths, e
 from trace_audit.models.packed_linear import can_pack, pack_linears
 
 _PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
+_ALIGNMENT = 64  # bytes, of what torch allocates on a CPU
 _KNOWN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
@@ -136,6 +137,7 @@ def load_model(
         model = from_pretrained(directory, config, dtype, attention.name)
         check_expert_widths(model)
         model = model.to(device).eval()
+        align_parameters(model)
         head_dtype_applied(model, lm_head_dtype)
         vocabulary_size = int(model.get_output_embeddings().weight.shape[0])
         linear = linears_applied(model, device, dtype)
@@ -154,6 +156,17 @@ def load_model(
         weights="whole",
         experts=experts_backend(model),
     )
+
+
+def align_parameters(model: torch.nn.Module) -> None:
+    """Move parameters on a CPU to addresses as torch allocates them.
+
+    They may lie in the mapped weights file, at whatever offset its header left them, and MKL sums a
+    product of a single row by its operands' addresses.
+    """
+    for parameter in model.parameters():
+        if parameter.device.type == "cpu" and parameter.data_ptr() % _ALIGNMENT:
+            parameter.data = parameter.data.clone()
 
 
 def causal_forward(model: Any, *, has_head: bool) -> Forward:
