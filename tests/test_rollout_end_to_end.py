@@ -95,7 +95,7 @@ def test_shards_have_no_part_in_the_numbers_of_a_pass(rollout, tmp_path):
 def test_logprobs_of_another_temperature_fail(rollout, model, tmp_path):
     lines = [line | {"logprobs": at_temperature(model, line, 0.7)} for line in rollout.lines]
     audit = trained(model, lines, tmp_path)
-    done = failed(audit, "--profile", "rl")
+    done = judged(audit, 1, "--profile", "rl")
     assert "FAIL  record against imported" in done
 
 
@@ -106,15 +106,15 @@ def test_other_weights_fail(rollout, model, tmp_path):
         tmp_path / "c.toml", "stale", dtype="float32", attention_backend="eager", path="prefill"
     )
     run("replay", audit, "--config", config, "--model", other)
-    report = failed(audit, "--profile", "rl", "--candidate", "stale")
+    report = judged(audit, 1, "--profile", "rl", "--candidate", "stale")
     assert "FAIL  stale against imported" in report
 
 
-def failed(audit: Path, *arguments: str) -> str:
+def judged(audit: Path, code: int, *arguments: str) -> str:
     done = subprocess.run(
         command("diff", "report", audit, *arguments), capture_output=True, text=True, check=False
     )
-    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
 
 
@@ -124,8 +124,9 @@ def test_a_rollout_that_does_not_say_how_it_was_scored_is_reported_and_not_gated
     lines = [{k: v for k, v in line.items() if k != "scoring"} for line in rollout.lines]
     audit = trained(model, lines, tmp_path)
     run("diff", "report", audit, "--baseline", "imported")
-    gated = run("diff", "report", audit, "--profile", "rl", code=4)
-    assert "how its logprobs were made" in " ".join(gated.stdout.split())
+    gated = judged(audit, 4, "--profile", "rl")
+    assert "INVALID" in gated
+    assert "how its logprobs were made" in " ".join(gated.split())
 
 
 def at_temperature(model: Path, line: dict[str, Any], temperature: float) -> list[float]:
