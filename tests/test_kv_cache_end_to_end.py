@@ -79,13 +79,14 @@ def test_the_dry_run_counts_the_bytes_of_numbers_and_scales(audit, tmp_path):
 def test_an_8_bit_cache_moves_the_demo_model_from_its_first_tokens_on(tmp_path, config):
     root = Path(__file__).parent.parent
     prompts = tmp_path / "prompts.jsonl"
-    lines = (root / "examples" / "prompts.jsonl").read_text().splitlines()[:4]
+    lines = (root / "examples" / "prompts.jsonl").read_text().splitlines()[:2]
     prompts.write_text("\n".join(lines) + "\n")
     audit = tmp_path / "audit"
-    run("record", "demo", "--prompts", prompts, "-o", audit, "--max-tokens", 32,
+    run("record", "demo", "--prompts", prompts, "-o", audit, "--max-tokens", 24,
         "--config", root / "configs" / "bf16-sdpa.toml", "--set", "device=cpu")  # fmt: skip
     for name in ("bf16-sdpa", config):
-        run("replay", audit, "--config", root / "configs" / f"{name}.toml", "--set", "device=cpu")
+        path = root / "configs" / f"{name}.toml"
+        run("replay", audit, "--config", path, "--set", "device=cpu", "--name", name)
     assert report(audit, "record", "bf16-sdpa")["bitwise"]
     pair = report(audit, "bf16-sdpa", config)
     assert changed(pair) == ["engine.kv_cache_dtype"]
