@@ -5,8 +5,8 @@ See `docs/results/kl-estimator.md`: the same as `benchmarks/kl_estimator.py`.
 
 from __future__ import annotations
 
-from argparse import Namespace
 import json
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
