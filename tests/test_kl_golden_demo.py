@@ -5,6 +5,7 @@ See `docs/results/kl-estimator.md`: the same as `benchmarks/kl_estimator.py`.
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
 from pathlib import Path
 
@@ -16,9 +17,8 @@ from tests.commands import run, run_info
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
 POSITIONS = 2048
-# A gross fault: the reverse estimate then rests on a handful of heavy draws, whose scatter their
-# sample does not show (docs/results/kl-estimator.md).
-UNDECIDED = {"broken || record"}
+# Mass moved into the tail, where few draws meet it: the report shows a bound and no estimate.
+ONLY_A_BOUND = "broken || record"
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +37,14 @@ def rows(audit: Path) -> dict[str, Row]:
 
 
 def test_the_estimate_is_the_exact_kl_within_three_standard_errors(rows: dict[str, Row]) -> None:
-    for name in rows.keys() - UNDECIDED:
+    for name in rows.keys() - {ONLY_A_BOUND}:
         agreement = rows[name].agreement
         assert agreement.positions == POSITIONS, name
         assert agreement.standard_errors is not None
         assert agreement.standard_errors < 3, name
         assert agreement.standard_error is not None
-        limit = 0.3 if "broken" in name else 0.03
-        assert agreement.standard_error < limit * agreement.exact, name
+        # Narrow enough to see a bias of 10 %, most of them one of 2 %.
+        assert agreement.standard_error < 0.03 * agreement.exact, name
 
 
 def test_no_term_is_negative_and_the_bound_is_one(rows: dict[str, Row]) -> None:
@@ -67,4 +67,8 @@ def test_the_report_says_so(audit: Path) -> None:
     done = run("diff", "report", audit, "--candidate", "bf16")
     assert f"kl.exact: at {POSITIONS:,} positions; the estimate there is" in done.stdout
     assert "believe kl.exact" not in done.stdout
+    done = run("diff", "report", audit, "--candidate", "broken", "--format", "json")
+    metrics = {metric["name"]: metric for metric in json.loads(done.stdout)["pairs"][0]["metrics"]}
+    assert metrics["kl.reverse"]["at_least"]
+    assert not metrics["kl.mean"]["at_least"]
     assert run("verify", audit).stdout.startswith("ok")
