@@ -60,7 +60,8 @@ def test_a_shift_by_one_is_told_with_its_direction(moved, neighbour: str) -> Non
 
 def test_tokens_without_a_logprob_hide_no_shift() -> None:
     given = {i: [*recorded()[i][1:], -1.0] for i in LENGTHS}
-    given[3][4:7] = [math.nan] * 3
+    # The filler for tokens 4 to 6 moved with the rest.
+    given[3][3:7] = [-90.0, *[math.nan] * 3]
     assert told(given) is not None
 
 

@@ -83,7 +83,9 @@ def shift_warning(sequences: Sequence[ImportedSequence], recorded: pa.Table) -> 
         rows = slice(
             *np.searchsorted(index, [sequence.sequence_index, sequence.sequence_index + 1])
         )
-        pairs.append((np.asarray(sequence.logprobs), logprob[rows]))
+        given = np.asarray(sequence.logprobs)
+        # What is next to a token that is not scored has nothing to be shifted to.
+        pairs.append((given, np.where(np.isnan(given), np.nan, logprob[rows])))
     in_place = _mean_difference(pairs)
     later = _mean_difference([(given[:-1], ours[1:]) for given, ours in pairs])
     earlier = _mean_difference([(given[1:], ours[:-1]) for given, ours in pairs])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +37,7 @@ class PromptEntry:
         messages: For the model's chat template.
         prompt_token_ids: P >= 1 ids.
         output_token_ids: T >= 1 imported ids; None if they are to be generated.
-        logprobs: T logprobs of the imported ids, nats; NaN where a token without one is context.
+        logprobs: T logprobs of the imported ids, nats; NaN beside a token that is context only.
         score_mask: T flags, false where an imported token is context only.
     """
 
@@ -82,7 +83,11 @@ def read_prompts(path: Path) -> list[PromptEntry]:
 
 def import_warnings(entries: Sequence[PromptEntry]) -> list[str]:
     """What looks wrong with imported logprobs, as full sentences."""
-    given = [(entry, _scored(entry)) for entry in entries if entry.logprobs is not None]
+    given = [
+        (entry, [value for value in entry.logprobs if not math.isnan(value)])
+        for entry in entries
+        if entry.logprobs is not None
+    ]
     warnings = []
     positive = [(e, value) for e, values in given for value in values if value > 0]
     if positive:
@@ -103,13 +108,6 @@ def import_warnings(entries: Sequence[PromptEntry]) -> list[str]:
             "named imported is a subset."
         )
     return warnings
-
-
-def _scored(entry: PromptEntry) -> list[float]:
-    """The logprobs of tokens that are scored; what stands beside the others means nothing."""
-    assert entry.logprobs is not None
-    mask = entry.score_mask or [True] * len(entry.logprobs)
-    return [value for value, scored in zip(entry.logprobs, mask, strict=True) if scored]
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
