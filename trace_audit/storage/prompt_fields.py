@@ -92,7 +92,7 @@ def token_ids(value: dict[str, Any], key: str) -> list[int]:
 def logprobs(
     value: dict[str, Any], output: list[int] | None, mask: list[bool] | None
 ) -> list[float] | None:
-    """A finite number an output token; NaN for a null beside a token that is not scored.
+    """A finite number an output token, NaN beside one that is not scored, whatever is given there.
 
     Positive ones are let through, to be warned about.
     """
@@ -100,7 +100,8 @@ def logprobs(
         return None
     found = []
     for i, number in enumerate(_beside(value, "logprobs", output)):
-        if number is None and mask is not None and not mask[i]:
+        scored = mask is None or mask[i]
+        if number is None and not scored:
             found.append(math.nan)
             continue
         if number is None:
@@ -116,7 +117,8 @@ def logprobs(
             finite = False
         if not finite:
             raise FieldError(f"logprobs[{i}] must be finite, not {_shown(number)}")
-        found.append(float(number))
+        # Engines and frameworks fill in a number where they have none.
+        found.append(float(number) if scored else math.nan)
     return found
 
 

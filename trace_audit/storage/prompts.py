@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,7 @@ class PromptEntry:
         messages: For the model's chat template.
         prompt_token_ids: P >= 1 ids.
         output_token_ids: T >= 1 imported ids; None if they are to be generated.
-        logprobs: T logprobs of the imported ids, nats; NaN where a token without one is context.
+        logprobs: T logprobs of the imported ids, nats; NaN beside a token that is context only.
         score_mask: T flags, false where an imported token is context only.
         scoring: How the logprobs were made; None where the line does not say.
     """
@@ -87,7 +88,11 @@ def read_prompts(path: Path) -> list[PromptEntry]:
 
 def import_warnings(entries: Sequence[PromptEntry]) -> list[str]:
     """What looks wrong with imported logprobs, as full sentences."""
-    given = [(entry, _scored(entry)) for entry in entries if entry.logprobs is not None]
+    given = [
+        (entry, [value for value in entry.logprobs if not math.isnan(value)])
+        for entry in entries
+        if entry.logprobs is not None
+    ]
     warnings = []
     positive = [(e, value) for e, values in given for value in values if value > 0]
     if positive:
@@ -124,13 +129,6 @@ def _check_one_scoring(path: Path, entries: Sequence[PromptEntry]) -> None:
 
 def _distribution(entry: PromptEntry) -> Distribution | None:
     return None if entry.scoring is None else distribution_of(entry.scoring)
-
-
-def _scored(entry: PromptEntry) -> list[float]:
-    """The logprobs of tokens that are scored; what stands beside the others means nothing."""
-    assert entry.logprobs is not None
-    mask = entry.score_mask or [True] * len(entry.logprobs)
-    return [value for value, scored in zip(entry.logprobs, mask, strict=True) if scored]
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
