@@ -20,7 +20,8 @@ def describe_runs(
     """A table of the runs: sequences, output tokens, ranks, and a rank's bytes of KV cache.
 
     The KV cache is the one the configuration wants; a run takes less where memory is short. It is
-    that of the rank with the most layers. Emulated ranks keep all their caches on one device.
+    that of the rank with the most layers. Emulated ranks keep all their caches on one device. A
+    draft model's own cache is not counted.
     """
     sequences = [s for s in audit.read_trace() if not only or s.sequence_id in only]
     lengths = [len(s.prompt_token_ids) + len(s.output_token_ids) for s in sequences]

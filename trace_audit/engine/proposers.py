@@ -40,9 +40,8 @@ class NgramProposer:
         """See `Proposer.propose`; none where nothing matches."""
         tokens = [*request.prompt_token_ids, *request.output_token_ids]
         packed = struct.pack(f"={len(tokens)}i", *tokens)
-        for size in range(min(self.prompt_lookup_max, len(tokens) - 1), 0, -1):
-            if size < self.prompt_lookup_min:
-                break
+        longest = min(self.prompt_lookup_max, len(tokens) - 1)
+        for size in range(longest, self.prompt_lookup_min - 1, -1):
             start = _find(packed, packed[-size * _ID :])
             if start is not None:
                 return tokens[start + size : start + size + most]
