@@ -73,6 +73,7 @@ def test_resolving_twice_changes_nothing() -> None:
         ({"engine.max_num_batched_tokens": 31}, "max_num_seqs = 32"),
         ({"engine.max_model_len": 49}, "50 tokens"),
         ({"engine.num_kv_blocks": 3}, "needs 4 blocks"),
+        ({"engine.fixed_batch": True, "speculative.method": "ngram"}, "the shape of a launch"),
     ],
 )
 def test_resolve_refuses_what_cannot_be_honoured(overrides: dict[str, object], said: str) -> None:
