@@ -80,6 +80,7 @@ def test_resolving_twice_changes_nothing() -> None:
         ({"scoring.temperature": 0.7}, "scoring.temperature = 0.7 has no effect with scoring.mode"),
         ({"scoring.top_p": 0.9}, "scoring.top_p = 0.9 has no effect"),
         ({"scoring.top_k": 5}, "scoring.top_k = 5 has no effect"),
+        ({"engine.fixed_batch": True, "speculative.method": "ngram"}, "the shape of a launch"),
     ],
 )
 def test_resolve_refuses_what_cannot_be_honoured(overrides: dict[str, object], said: str) -> None:

@@ -52,6 +52,7 @@ def test_the_full_model_was_checked_against_transformers(recorded):
 
 
 def test_replay_under_the_same_config_is_the_same_file(audit, tmp_path):
+    """Case 21: processes that order sets and hashes otherwise write the same bytes."""
     config = write_config(
         tmp_path / "same.toml", "same", dtype="float32", attention_backend="eager"
     )

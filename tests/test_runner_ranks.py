@@ -126,6 +126,7 @@ def test_without_a_process_group_there_is_no_rendezvous() -> None:
 
 
 def test_two_worlds_at_once_do_not_meet() -> None:
+    """Case 33: free ports and stores of their own."""
     job = world_job(2)
     runs = [Run(job, rank_targets.lead_total, rank_targets.serve_total) for _ in range(2)]
     results: list[dict[str, Any]] = []

@@ -41,6 +41,7 @@ def traced(trace, prompt=(1, 2, 3), processor=processor, **params):
     ],
 )
 def test_bad_traces_are_refused_by_name_and_value(trace, message):
+    """Cases 17 and 18: empty, and ids outside the vocabulary, before anything is gathered."""
     with pytest.raises(RequestError, match="trace_decode_token_ids") as error:
         traced(trace)
     assert error.match(message)
@@ -127,6 +128,7 @@ def test_normalization_clears_all_that_could_end_a_trace_early():
 
 
 def test_a_trace_longer_than_the_default_max_tokens_is_not_cut():
+    """Case 16."""
     request = traced([5] * 17, prompt=[1])
     assert request.params.max_tokens == 17 > SamplingParams().max_tokens
 
@@ -142,6 +144,7 @@ def test_the_support_has_one_row_a_trace_token():
 
 
 def test_the_next_request_works_after_a_refusal():
+    """Case 17: an empty trace is a sentence that names it, and no more."""
     p = processor()
     with pytest.raises(RequestError):
         p.process("r", [1], SamplingParams(trace_decode_token_ids=[]))

@@ -71,6 +71,7 @@ def test_staged_rows_reach_the_device_in_one_flush(dtype, device):
 
 @pytest.mark.parametrize(("row", "start", "count"), [(0, 5, 2), (0, 0, 7), (4, 0, 1), (0, -1, 1)])
 def test_a_write_that_leaves_the_row_is_refused_at_staging(row, start, count, device):
+    """Case 19: it would spill into the neighbour's tokens."""
     tensor = StagedWriteTensor(4, 6, dtype=torch.int32, device=device)
     with pytest.raises(ValueError, match="row"):
         tensor.stage_write(row, start, [1] * count)
@@ -132,6 +133,7 @@ def test_slots_are_handed_out_lowest_first(device):
 
 
 def test_a_reused_slot_does_not_replay_its_former_trace(device):
+    """Case 20."""
     slots = Slots(device, num=1)
     slots.admit(old := request([1], trace=[10, 11]))
     slots.release(old)
