@@ -164,7 +164,8 @@ def test_a_tool_token_needs_no_logprob_and_shifted_logprobs_are_told(rollout, mo
 
 def test_what_cannot_be_judged_or_scored_is_refused(rollout, model, recorded, tmp_path):
     assert "greedy" in run("diff", "report", recorded, "--profile", "rl", code=2).stderr
-    lines = [{k: v for k, v in line.items() if k != "logprobs"} for line in rollout.lines[:2]]
+    dropped = ("logprobs", "scoring")
+    lines = [{k: v for k, v in line.items() if k not in dropped} for line in rollout.lines[:2]]
     audit = trained(model, lines, tmp_path)
     refused = run("diff", "report", audit, "--profile", "rl", code=2)
     assert "the prompts file gave none" in refused.stderr
