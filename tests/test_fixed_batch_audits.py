@@ -15,9 +15,17 @@ from tests.commands import command, run, run_info, tokens, write_config
 KEYS = {"dtype": "float32", "attention_backend": "sdpa", "fixed_batch": True, "block_size": 4}
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    return write_config(tmp_path / "fixed.toml", "fixed", **KEYS)
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_config(tmp_path_factory.mktemp("config") / "fixed.toml", "fixed", **KEYS)
+
+
+@pytest.fixture(scope="module")
+def audit(tmp_path_factory: pytest.TempPathFactory, recorded: Path, config: Path) -> Path:
+    """An audit with an unpressured run; each test adds runs of other names."""
+    copy = Path(shutil.copytree(recorded, tmp_path_factory.mktemp("fixed") / "audit"))
+    replay(copy, config, "ample")
+    return copy
 
 
 def replay(audit: Path, config: Path, name: str, *options: object) -> bytes:
@@ -33,19 +41,21 @@ def pair(audit: Path, baseline: str, candidate: str) -> dict:
     return json.loads(done.stdout)["pairs"][0]
 
 
-def test_pressure_shards_and_company_change_no_byte(audit, config):
-    ample = replay(audit, config, "ample")
+def test_pressure_changes_no_byte(audit, config):
     assert run_info(audit, "ample")["counters"]["preemptions"] == 0
     # 29 blocks of 4 hold the longest sequence of 100 tokens and a little more.
     pressed = replay(audit, config, "pressed", "--set", "num_kv_blocks=29")
     counters = run_info(audit, "pressed")["counters"]
     assert counters["preemptions"] > 0
     assert counters["swapped_blocks"] > 0
-    assert pressed == ample
+    assert pressed == tokens(audit, "ample").read_bytes()
     found = pair(audit, "ample", "pressed")
     assert found["bitwise"]
     assert not found["fault"]
     assert [key["key"] for key in found["expected"]["keys"]] == ["engine.num_kv_blocks"]
+
+
+def test_shards_and_company_change_no_bit(audit, config):
     replay(audit, config, "shards", "--set", "shard_size=3")
     table = pq.read_table(tokens(audit, "shards"))
     assert table.equals(pq.read_table(tokens(audit, "ample")))
@@ -56,7 +66,6 @@ def test_pressure_shards_and_company_change_no_byte(audit, config):
 
 
 def test_recomputing_keeps_the_tokens_and_owes_no_bit(audit, config):
-    replay(audit, config, "ample")
     options = ("--set", "num_kv_blocks=29", "--set", "preemption=recompute")
     replay(audit, config, "recomputed", *options)
     counters = run_info(audit, "recomputed")["counters"]
