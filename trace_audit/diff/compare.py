@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from trace_audit.diff import identity
-from trace_audit.diff.align import AlignedPair, align
+from trace_audit.diff.align import AlignedPair, reduced
 from trace_audit.diff.bootstrap import Resampler
 from trace_audit.diff.details import TokenDetails
 from trace_audit.diff.expected import checked, expectation
 from trace_audit.diff.flips import TopChanges, top_changes
 from trace_audit.diff.floor import FloorBook, MeasuredFloor, gap_change_floor, with_floors
 from trace_audit.diff.gate import judge
-from trace_audit.diff.kl import KLTerms
-from trace_audit.diff.kl_metrics import kl_coverage, pair_kl
-from trace_audit.diff.metrics import MetricTable, unequal_rows
+from trace_audit.diff.kl_metrics import kl_coverage
+from trace_audit.diff.metrics import MetricTable
+from trace_audit.diff.pair_rows import PairRows
 from trace_audit.diff.pair_structure import pair_structure
 from trace_audit.diff.profiles import PROFILE_FLOOR_FACTOR
 from trace_audit.diff.referee import check_referee, judged_by
@@ -25,6 +25,7 @@ from trace_audit.diff.source import AuditSource
 from trace_audit.diff.structure import first_place, influence, position_buckets, worst_rows
 from trace_audit.diff.summary import (
     REPORT_FORMAT_VERSION,
+    Expectation,
     FlipSummary,
     InvalidPair,
     PairSummary,
@@ -41,7 +42,6 @@ class Comparison:
     """A pair with its per-row results and its summary."""
 
     pair: AlignedPair
-    kl: KLTerms | None
     changes: TopChanges | None
     details: TokenDetails
     summary: PairSummary
@@ -68,35 +68,70 @@ def compare(
         InvalidComparisonError: They cannot be compared.
         AuditDirError: A run is unknown or damaged.
     """
-    identity.check_comparable(source.info(baseline), source.info(candidate), candidate)
-    pair = align(
-        source.trace,
-        source.rows(baseline),
-        source.rows(candidate),
-        record=source.record_rows(),
-    )
-    kl, reverse = pair_kl(pair)
+    rows = _checked_rows(source, baseline, candidate, referee)
+    # Before the pair is read: each pair of repeats takes as much memory as it does.
     floors = (book or FloorBook(source)).floors(baseline, candidate)
+    expected = expectation(source.info(baseline), source.info(candidate))
+    pair = reduced(rows, differences=expected is not None)
     changes = top_changes(pair, gap_floor=gap_change_floor(floors))
-    details = TokenDetails(source, pair, kl, changes)
-    summary = _pair_summary(source, pair, kl, reverse, changes, details, floors)
+    details = TokenDetails(source, pair, changes)
+    summary = _pair_summary(source, pair, changes, details, floors, checked(expected, pair))
     if referee is not None:
-        summary = replace(summary, referee=_referee(source, pair, summary, referee))
-    return Comparison(pair=pair, kl=kl, changes=changes, details=details, summary=summary)
+        summary = replace(summary, referee=_referee(pair, summary, referee))
+    return Comparison(pair=pair, changes=changes, details=details, summary=summary)
 
 
-def compare_all(
+@dataclass(frozen=True, kw_only=True)
+class ReportPlan:
+    """Comparisons that can be made, found out before any of them is.
+
+    Attributes:
+        candidates: Cheapest first (engine seconds), unknown cost last.
+        empty: The report without a pair.
+    """
+
+    source: AuditSource
+    candidates: tuple[str, ...]
+    empty: ReportSummary
+    referee: str | None = None
+
+    def run(self, consume: Callable[[Comparison], object] | None = None) -> ReportSummary:
+        """Compares each candidate, and judges it if the report gates anything.
+
+        Args:
+            consume: Called with each comparison, which is gone when the next one is computed.
+        """
+        book = FloorBook(self.source)
+        pairs = tuple(self._compared(name, book, consume) for name in self.candidates)
+        commands = _next_commands(self.empty.trace.path, self.empty.baseline, pairs)
+        return replace(self.empty, pairs=pairs, next_commands=commands)
+
+    def _compared(
+        self, candidate: str, book: FloorBook, consume: Callable[[Comparison], object] | None
+    ) -> PairSummary:
+        comparison = compare(
+            self.source, self.empty.baseline, candidate, book=book, referee=self.referee
+        )
+        if self.empty.gating is not None:
+            verdict = judge(comparison.summary, self.empty.gating)
+            comparison = replace(comparison, summary=replace(comparison.summary, verdict=verdict))
+        if consume is not None:
+            consume(comparison)
+        return comparison.summary
+
+
+def plan_report(
     source: AuditSource,
     baseline: str,
     candidates: Sequence[str],
     gating: Gating | None = None,
     *,
     referee: str | None = None,
-) -> tuple[ReportSummary, list[Comparison]]:
-    """Compares several candidates with one baseline, and judges each if there is a ``gating``.
+) -> ReportPlan:
+    """Finds out which candidates can be compared with a baseline.
 
-    A candidate that cannot be compared becomes an :class:`InvalidPair` if there are others; alone
-    it is an error.
+    A candidate that cannot becomes an :class:`InvalidPair` if there are others; alone it is an
+    error.
 
     Raises:
         UsageError: There is no candidate, or the baseline is one.
@@ -104,34 +139,30 @@ def compare_all(
     """
     check_candidates(baseline, candidates)
     check_referee(referee, baseline, tuple(candidates))
-    done: list[Comparison] = []
+    valid: list[str] = []
     invalid: list[InvalidPair] = []
     errors: list[InvalidComparisonError] = []
-    book = FloorBook(source)
     for candidate in candidates:
         try:
-            comparison = compare(source, baseline, candidate, book=book, referee=referee)
-            done.append(_judged(comparison, gating))
+            _checked_rows(source, baseline, candidate, referee)
+            valid.append(candidate)
         except InvalidComparisonError as error:
             errors.append(error)
             invalid.append(InvalidPair(candidate=candidate, message=error.message, hint=error.hint))
-    if not done:
+    if not valid:
         raise errors[0]
-    done.sort(key=_cost)
-    pairs = tuple(comparison.summary for comparison in done)
-    return (
-        ReportSummary(
-            format_version=REPORT_FORMAT_VERSION,
-            trace=source.trace_identity(),
-            baseline=baseline,
-            pairs=pairs,
-            invalid=tuple(invalid),
-            next_commands=_next_commands(str(source.audit.path), baseline, pairs),
-            gating=gating,
-            redacted=source.redact_text,
-        ),
-        done,
+    empty = ReportSummary(
+        format_version=REPORT_FORMAT_VERSION,
+        trace=source.trace_identity(),
+        baseline=baseline,
+        pairs=(),
+        invalid=tuple(invalid),
+        next_commands=(),
+        gating=gating,
+        redacted=source.redact_text,
     )
+    ordered = tuple(sorted(valid, key=lambda name: _cost(source, name)))
+    return ReportPlan(source=source, candidates=ordered, empty=empty, referee=referee)
 
 
 def check_candidates(baseline: str, candidates: Sequence[str]) -> None:
@@ -152,32 +183,31 @@ def check_candidates(baseline: str, candidates: Sequence[str]) -> None:
         )
 
 
-def _judged(comparison: Comparison, gating: Gating | None) -> Comparison:
-    if gating is None:
-        return comparison
-    summary = comparison.summary
-    return replace(comparison, summary=replace(summary, verdict=judge(summary, gating)))
+def _checked_rows(
+    source: AuditSource, baseline: str, candidate: str, referee: str | None
+) -> PairRows:
+    identity.check_comparable(source.info(baseline), source.info(candidate), candidate)
+    return source.pair_rows(baseline, candidate, referee=referee)
 
 
-def _referee(source: AuditSource, pair: AlignedPair, summary: PairSummary, name: str) -> Referee:
+def _referee(pair: AlignedPair, summary: PairSummary, name: str) -> Referee:
     kl = summary.metric("kl.mean")
     margin = 0.0 if kl is None or kl.floor is None else PROFILE_FLOOR_FACTOR * kl.floor.value
-    return judged_by(pair, source.rows(name), Resampler(len(pair.group_ids)), margin=margin)
+    return judged_by(pair, name, Resampler(len(pair.group_ids)), margin=margin)
 
 
-def _cost(comparison: Comparison) -> tuple[float, str]:
-    seconds = comparison.summary.candidate.engine_seconds
-    return (np.inf if seconds is None else seconds, comparison.summary.candidate.name)
+def _cost(source: AuditSource, name: str) -> tuple[float, str]:
+    seconds = identity.run_identity(name, source.info(name)).engine_seconds
+    return (np.inf if seconds is None else seconds, name)
 
 
 def _pair_summary(
     source: AuditSource,
     pair: AlignedPair,
-    kl: KLTerms | None,
-    reverse: KLTerms | None,
     changes: TopChanges | None,
     details: TokenDetails,
     floors: Sequence[MeasuredFloor],
+    expected: Expectation | None,
 ) -> PairSummary:
     names = (pair.baseline_name, pair.candidate_name)
     baseline, candidate = (identity.run_identity(name, source.info(name)) for name in names)
@@ -185,10 +215,10 @@ def _pair_summary(
     environment = identity.differences(baseline.environment, candidate.environment)
     resampler = Resampler(len(pair.group_ids))
     table = MetricTable(pair, resampler)
-    unequal = unequal_rows(pair)
+    unequal = pair.unequal
     bitwise = unequal is not None and not unequal.any()
     refused = source.excess_refused(*names)
-    metrics = () if bitwise else table.metrics(kl, reverse, changes, excess_refused=refused)
+    metrics = () if bitwise else table.metrics(changes, excess_refused=refused)
     metrics = with_floors(metrics, floors)
     return PairSummary(
         baseline=baseline,
@@ -196,27 +226,27 @@ def _pair_summary(
         config_differences=config,
         environment_differences=environment,
         warnings=identity.warnings(baseline, candidate, config, environment),
-        sequences=len(np.unique(pair.sequence)),
+        sequences=len(pair.sequences),
         groups=len(pair.group_ids),
         tokens=len(pair),
         unscored=pair.unscored,
         bitwise=bitwise,
         unequal_rows=None if unequal is None else int(unequal.sum()),
-        expected=checked(expectation(*(source.info(name) for name in names)), pair),
+        expected=expected,
         non_finite=int((~pair.finite).sum()),
         effective_n=table.effective_n,
         design_effect=table.design_effect,
         influence=influence(pair),
         metrics=metrics,
-        kl_coverage=kl_coverage(kl, reverse),
+        kl_coverage=kl_coverage(pair),
         flips=_flip_summary(changes, details),
         first_difference=first_place(pair, (pair.delta != 0) if unequal is None else unequal),
         first_flip=None if changes is None else first_place(pair, changes.flip),
         first_non_finite=first_place(pair, ~pair.finite),
         buckets=position_buckets(pair, resampler),
-        worst=tuple(details.token(row) for row in worst_rows(pair, NUM_WORST)),
+        worst=tuple(details.tokens(worst_rows(pair, NUM_WORST))),
         floors=tuple(floor.summary for floor in floors),
-        structure=None if bitwise else pair_structure(pair, resampler, kl, metrics, candidate),
+        structure=None if bitwise else pair_structure(pair, resampler, metrics, candidate),
     )
 
 
@@ -243,7 +273,7 @@ def _flip_summary(changes: TopChanges | None, details: TokenDetails) -> FlipSumm
         expected=None if changes.expected is None else float(changes.expected.sum()),
         scale=None if changes.scale is None else float(np.nanmedian(changes.scale)),
         threshold=None if changes.threshold is None else float(np.nanmedian(changes.threshold)),
-        examples=tuple(details.token(int(row)) for row in widest),
+        examples=tuple(details.tokens(widest.tolist())),
     )
 
 

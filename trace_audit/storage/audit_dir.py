@@ -19,12 +19,12 @@ from trace_audit.storage.schema import (
     FORMAT_NAME,
     FORMAT_VERSION,
     TOKENS_SCHEMA,
-    TRACE_SCHEMA,
     VOCABULARY_SCHEMA,
 )
-from trace_audit.storage.shards import check_row_order
-from trace_audit.storage.tables import read_table
-from trace_audit.storage.trace import TraceSequence, trace_digest, trace_sequences
+from trace_audit.storage.tables import read_metadata, read_table
+from trace_audit.storage.token_file import TokenFile
+from trace_audit.storage.trace import TraceSequence
+from trace_audit.storage.trace_file import TraceFile
 from trace_audit.storage.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -106,24 +106,23 @@ class AuditDir:
         path = Path(path)
         return cls(path, _audit_info(path))
 
+    def open_trace(self) -> TraceFile:
+        """Opens the trace, to be read a few sequences at a time.
+
+        Raises:
+            AuditDirError: It is missing or damaged.
+        """
+        path = self.path / TRACE_NAME
+        check_file(path, self.info.files.get(TRACE_NAME))
+        return TraceFile(path, self.info.trace_sha256)
+
     def read_trace(self) -> list[TraceSequence]:
-        """Reads the trace, in the order of the prompts file.
+        """Reads the whole trace, in the order of the prompts file.
 
         Raises:
             AuditDirError: It is missing, damaged, or not the trace that audit.json names.
         """
-        path = self.path / TRACE_NAME
-        table = self._read(TRACE_NAME, TRACE_SCHEMA)
-        try:
-            sequences = trace_sequences(table)
-        except ValueError as error:
-            raise AuditDirError(f"{path} is damaged: {error}.") from error
-        if trace_digest(sequences) != self.info.trace_sha256:
-            raise AuditDirError(
-                f"{path} is not the trace that {AUDIT_NAME} names.",
-                hint="Files of two audits were mixed; copy the whole directory again.",
-            )
-        return sequences
+        return list(self.open_trace().sequences())
 
     def vocabulary(self) -> Vocabulary:
         """Reads the bytes of every token id.
@@ -176,8 +175,8 @@ class AuditDir:
             raise AuditDirError(f"{path} does not say that the run is complete.")
         return info
 
-    def read_tokens(self, name: str) -> pa.Table:
-        """Reads a run's rows in `TOKENS_SCHEMA`, sorted by (sequence_index, step).
+    def open_tokens(self, name: str) -> TokenFile:
+        """Opens a run's rows, sorted by (sequence_index, step), to be read in pieces.
 
         Raises:
             AuditDirError: Size, sha256, columns, format version or row order do not match.
@@ -186,18 +185,19 @@ class AuditDir:
         info = self.run_info(name)
         path = self.path / RUNS_NAME / name / TOKENS_NAME
         check_file(path, _file(info, TOKENS_NAME))
-        table, metadata = read_table(path, TOKENS_SCHEMA)
+        metadata = read_metadata(path)
         _check_version(path, metadata.get(VERSION_KEY))
         if metadata.get(TRACE_KEY) != self.info.trace_sha256:
             raise InvalidComparisonError(
                 f"Run {name!r} scored another trace than this audit's.",
                 hint="Files of two audits were mixed; replay the run on this audit.",
             )
-        try:
-            check_row_order(table)
-        except ValueError as error:
-            raise AuditDirError(f"The rows of {path} are not in order: {error}.") from error
-        return table
+        return TokenFile(path)
+
+    def read_tokens(self, name: str) -> pa.Table:
+        """Reads all of a run's rows in `TOKENS_SCHEMA`; raises what :meth:`open_tokens` does."""
+        self.open_tokens(name)
+        return read_table(self.path / RUNS_NAME / name / TOKENS_NAME, TOKENS_SCHEMA)[0]
 
     def run_writer(self, name: str, *, job_digest: str, num_shards: int, force: bool) -> RunWriter:
         """Starts or resumes a run; see :class:`RunWriter`.
@@ -218,14 +218,24 @@ class AuditDir:
             for path in sorted((self.path / RUNS_NAME).glob("[!.]*"))
             if not (path / RUN_NAME).is_file()
         ]
-        checks: list[Callable[[], object]] = [self.read_trace, self.vocabulary]
-        checks += [partial(self.read_tokens, name) for name in self.run_names()]
+        checks: list[Callable[[], object]] = [self._pass_trace, self.vocabulary]
+        checks += [partial(self._pass_tokens, name) for name in self.run_names()]
         for check in checks:
             try:
                 check()
             except (AuditDirError, InvalidComparisonError) as error:
                 problems.append(error.message)
         return problems
+
+    def _pass_trace(self) -> None:
+        """Reads the whole trace and keeps nothing."""
+        for _ in self.open_trace().sequences():
+            pass
+
+    def _pass_tokens(self, name: str) -> None:
+        """Reads all rows of a run and keeps none."""
+        for _ in self.open_tokens(name).pieces(TOKENS_SCHEMA.names):
+            pass
 
     def _read(self, name: str, schema: pa.Schema) -> pa.Table:
         path = self.path / name

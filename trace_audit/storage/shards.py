@@ -284,8 +284,12 @@ class ShardWriter:
         return self._directory / f"shard-{index:06d}.parquet"
 
 
-def check_row_order(table: pa.Table) -> None:
+def check_row_order(table: pa.Table, *, first_row: int = 0) -> None:
     """Holds a table to rows sorted by (sequence_index, step), none twice.
+
+    Args:
+        table: With both columns.
+        first_row: Number of its first row, for the message.
 
     Raises:
         ValueError: They are not.
@@ -294,4 +298,4 @@ def check_row_order(table: pa.Table) -> None:
     keys += table["step"].to_numpy().astype(np.int64)
     if (np.diff(keys) <= 0).any():
         row = int(np.argmax(np.diff(keys) <= 0)) + 1
-        raise ValueError(f"row {row} is not after the row before it")
+        raise ValueError(f"row {first_row + row} is not after the row before it")
