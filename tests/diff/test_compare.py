@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.diff.synthetic import FakeAudit, Logits, model_audit, run_info, run_table
-from trace_audit.diff.compare import Comparison, compare, compare_all
+from tests.diff.synthetic import FakeAudit, Logits, compare_all, model_audit, run_info, run_table
+from trace_audit.diff.compare import Comparison, compare
 from trace_audit.diff.source import AuditSource
 from trace_audit.diff.summary import ReportSummary
 from trace_audit.errors import InvalidComparisonError, UsageError
@@ -23,7 +23,7 @@ def audit(**extra: Logits) -> FakeAudit:
 
 
 def run(data: FakeAudit, *candidates: str) -> tuple[ReportSummary, list[Comparison]]:
-    return compare_all(AuditSource(data), "record", candidates)  # type: ignore[arg-type]
+    return compare_all(data, "record", candidates)
 
 
 def one(data: FakeAudit, candidate: str, baseline: str = "record") -> Comparison:

@@ -7,8 +7,10 @@ import pytest
 
 from tests.diff.synthetic import logprob_pair
 from tests.diff.test_compare import audit, logits, one
+from trace_audit.diff.batches import aligned_batches
 from trace_audit.diff.bootstrap import Resampler
-from trace_audit.diff.distributions import CONFIDENCE_EDGES, confidence_buckets, histogram
+from trace_audit.diff.distributions import confidence_buckets, histogram
+from trace_audit.diff.label_means import BUCKET_EDGES
 
 
 def test_the_histogram_counts_zero_bins_and_non_finite_values_apart() -> None:
@@ -44,9 +46,10 @@ def test_confidence_buckets_partition_the_tokens_and_average_each() -> None:
     pair = one(audit(), "noisy").pair
     buckets = confidence_buckets(pair, Resampler(len(pair.group_ids)))
     assert buckets is not None
-    assert [b.low for b in buckets] == list(CONFIDENCE_EDGES[:-1])
+    assert [b.low for b in buckets] == list(BUCKET_EDGES[:-1])
     assert sum(b.tokens for b in buckets) == len(pair)
-    top = pair.baseline.top_logprobs
+    (batch,) = aligned_batches(pair)
+    top = batch.baseline.top_logprobs
     assert top is not None
     inside = (np.exp(top[:, 0]) >= 0.5) & (np.exp(top[:, 0]) < 0.75)
     bucket = buckets[3]
@@ -58,7 +61,8 @@ def test_confidence_buckets_partition_the_tokens_and_average_each() -> None:
 
 def test_a_bucket_without_tokens_has_no_mean() -> None:
     pair = one(audit(sharp=logits(0.1)), "sharp").pair
-    top = pair.baseline.top_logprobs
+    (batch,) = aligned_batches(pair)
+    top = batch.baseline.top_logprobs
     assert top is not None
     top[:, 0] = np.log(0.95)
     buckets = confidence_buckets(pair, Resampler(len(pair.group_ids)))

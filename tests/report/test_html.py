@@ -10,11 +10,10 @@ from importlib.resources import files
 import numpy as np
 import pytest
 
-from tests.diff.synthetic import run_table
+from tests.diff.synthetic import compare_all, run_table
 from tests.diff.test_compare import LENGTH, audit, logits, one
 from tests.report.pages import HOSTILE, Page, hostile_audit, page
-from trace_audit.diff.compare import compare_all
-from trace_audit.diff.exhibit import exhibits
+from trace_audit.diff.exhibit import exhibit
 from trace_audit.diff.source import AuditSource
 from trace_audit.diff.summary import InvalidPair
 from trace_audit.report.format import metric_value, number, signed
@@ -158,10 +157,11 @@ def test_several_candidates_have_a_grid_and_a_section_each() -> None:
 
 
 def test_a_refused_candidate_is_named_at_the_top() -> None:
-    source = AuditSource(audit())  # type: ignore[arg-type]
-    summary, comparisons = compare_all(source, "record", ("noisy",))
+    data = audit()
+    source = AuditSource(data)  # type: ignore[arg-type]
+    summary, comparisons = compare_all(data, "record", ("noisy",))
     bad = InvalidPair(candidate="<b>bad", message="other tokens", hint=None)
-    found = Page(render_html(replace(summary, invalid=(bad,)), exhibits(source, comparisons)))
+    found = Page(render_html(replace(summary, invalid=(bad,)), [exhibit(source, *comparisons)]))
     before = found.text[: found.text.index("What was compared")]
     assert "INVALID  <b>bad: other tokens" in before
 

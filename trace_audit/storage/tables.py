@@ -17,8 +17,8 @@ _COMPRESSION_LEVEL = 3
 # Everything else is close to unique a row, where a dictionary only costs.
 _DICTIONARY_COLUMNS = ["sequence_index", "sequence_id", "phase", "group_id", "source"]
 # Rows decoded at once, and bytes read at once of each column: what streaming holds of a file.
-_BATCH_ROWS = 32_768
-_BUFFER_BYTES = 1 << 20
+_BATCH_ROWS = 16_384
+_BUFFER_BYTES = 1 << 18
 
 
 def write_table(
@@ -144,8 +144,12 @@ class StoredTable:
                     yield rows.take(wanted)
 
     def _open(self) -> pq.ParquetFile:
+        # Left to its default, the reader holds the whole file by the time it has read it.
         return pq.ParquetFile(
-            self.path, buffer_size=_BUFFER_BYTES, read_dictionary=self._dictionaries
+            self.path,
+            buffer_size=_BUFFER_BYTES,
+            pre_buffer=False,
+            read_dictionary=self._dictionaries,
         )
 
     def _stretches(self, ranges: Sequence[range]) -> Iterator[tuple[list[range], tuple[int, int]]]:
