@@ -104,13 +104,13 @@ def test_worst_tokens_are_in_their_text_with_both_sides() -> None:
 
 
 def test_the_first_output_token_shows_the_prompt_before_it() -> None:
-    assert one(audit(), "noisy").details.token(0).before == " w0 w1 w2 w3 w4"
+    assert one(audit(), "noisy").details.tokens([0])[0].before == " w0 w1 w2 w3 w4"
 
 
 def test_hostile_token_text_is_neutral_before_it_reaches_a_renderer() -> None:
     data = audit()
     data.texts = dict.fromkeys(range(60), b"\x1b[31m\x00\xff")
-    token = one(data, "noisy").details.token(0)
+    token = one(data, "noisy").details.tokens([0])[0]
     for text in (token.text, token.before, token.after, token.baseline_top[0].text):
         assert "\x1b" not in text
         assert "\x00" not in text

@@ -79,9 +79,9 @@ class _SurrogateTable:
     def slice(self, start: int, length: int) -> _SurrogateTable:
         return _SurrogateTable(self._table.slice(start, length), self._ids)
 
-    def select(self, columns: Any) -> _SurrogateTable:
+    def select(self, columns: Any) -> Any:
         # Ids are looked up by the index.
-        return self
+        return self if "sequence_id" in columns else self._table.select(columns)
 
     def __getitem__(self, name: str) -> Any:
         return _Ids(self._table, self._ids) if name == "sequence_id" else self._table[name]

@@ -105,7 +105,7 @@ def test_token_data_are_the_runs_values(noisy: Page) -> None:
     for row in (0, 37, 255):
         index, step = int(pair.sequence[row]), int(pair.step[row])
         found = noisy.data["tokens"][f"0-{index}-{step}"]
-        token = comparison.details.token(row)
+        (token,) = comparison.details.tokens([row])
         assert found[:2] == [token.token_id, token.place.position]
         assert noisy.data["texts"][str(token.token_id)] == token.text
         assert noisy.data["sequences"][str(index)] == token.place.sequence_id
@@ -126,8 +126,8 @@ def test_tokens_in_the_text_have_their_color_and_change(noisy: Page) -> None:
     spans = {a["id"]: a["class"] for tag, a in noisy.tags if tag == "span" and a.get("id")}
     assert len(spans) == 8 * LENGTH
     changes = {"hard flip": "hard", "flip": "flip", "tie change": "tie"}
-    for row in range(len(comparison.pair)):
-        token = comparison.details.token(row)
+    rows = range(len(comparison.pair))
+    for row, token in zip(rows, comparison.details.tokens(rows), strict=True):
         name = f"t-0-{comparison.pair.sequence[row]}-{token.place.step}"
         expected = f"t {css_class(abs(token.delta))} {changes.get(token.change, '')}".strip()
         assert spans[name] == expected

@@ -19,6 +19,7 @@ from trace_audit.diff.distribution_means import DistributionMeans
 from trace_audit.diff.kl_totals import KLCollector, PairKL
 from trace_audit.diff.label_means import LabelMeans
 from trace_audit.diff.pair_rows import PairRows, pair_rows
+from trace_audit.diff.read_ahead import read_ahead
 from trace_audit.diff.run_rows import RunRows
 from trace_audit.diff.top_tokens import TopCollector, TopTokens
 from trace_audit.diff.trace_index import TraceIndex
@@ -97,7 +98,7 @@ def reduced(rows: PairRows, *, differences: bool = False) -> AlignedPair:
     tops, kl = TopCollector(rows), KLCollector(rows)
     means, labels = DistributionMeans(rows), LabelMeans(rows)
     found = DifferenceCollector(rows) if differences else None
-    for batch in aligned_batches(rows):
+    for batch in read_ahead(aligned_batches(rows)):
         for collector in (logprobs, tops, kl, means, labels):
             collector.add(batch)
         if found is not None:

@@ -115,12 +115,15 @@ def fixed_support_kl(
 
 
 def _phi(d: FloatArray) -> FloatArray:
-    return d + np.expm1(-d)
+    phi = np.expm1(-d)
+    phi += d
+    return phi
 
 
 def _phi_terms(log_x: FloatArray, log_y: FloatArray) -> FloatArray:
     """x ln(x/y) - x + y: y where x is zero, inf where only y is zero, 0 where both are."""
-    terms = np.exp(log_x) * _phi(log_x - log_y)
+    terms = _phi(log_x - log_y)
+    terms *= np.exp(log_x)
     return _at_zeros(terms, log_x, log_y, log_y)
 
 
@@ -137,7 +140,7 @@ def _at_zeros(
     terms: FloatArray, log_x: FloatArray, log_y: FloatArray, log_left: FloatArray
 ) -> FloatArray:
     """The terms, with their limits where a probability is zero; ``log_left`` is left of x = 0."""
-    zero_x, zero_y = np.isneginf(log_x), np.isneginf(log_y)
+    zero_x, zero_y = log_x == -np.inf, log_y == -np.inf
     if not (zero_x.any() or zero_y.any()):
         return terms
     terms = np.where(zero_x, np.exp(log_left), terms)

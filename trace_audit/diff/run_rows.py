@@ -18,6 +18,9 @@ from trace_audit.storage.schema import TOKENS_SCHEMA
 _KEYS = ("sequence_index", "sequence_id", "step", "position", "token_id")
 _STATISTICS = tuple(field.name for field in TOKENS_SCHEMA if field.nullable)
 
+# Where a column that a run has shows as a rule.
+_FEW_ROWS = 64
+
 
 class TokenReader(Protocol):
     """Stored rows of a run (``trace_audit.storage.token_file.TokenFile``)."""
@@ -249,6 +252,10 @@ def _shift_hint(trace: TraceIndex, name: str, reader: TokenReader) -> str:
 
 def _present(reader: TokenReader) -> frozenset[str]:
     """Nullable columns with a value; each is read until it has one."""
-    return frozenset(
-        name for name in _STATISTICS if any(present_columns(t) for t in reader.pieces((name,)))
-    )
+    few = range(min(_FEW_ROWS, reader.num_rows))
+    (first,) = reader.slices([few], _STATISTICS)
+    found = present_columns(first)
+    rest = [name for name in _STATISTICS if name not in found]
+    return found | {
+        name for name in rest if any(present_columns(t) for t in reader.pieces((name,)))
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +15,20 @@ from trace_audit.diff.batches import aligned_batches
 from trace_audit.diff.columns import FloatArray, RunColumns
 from trace_audit.diff.compare import Comparison
 from trace_audit.diff.flips import TopChanges
+from trace_audit.diff.read_ahead import read_ahead
 from trace_audit.errors import AuditDirError
 
-_ROW_GROUP, _MOST_ROWS = 131_072, 1 << 30
+_ROW_GROUP = 131_072
+# Columns of few values; in all others a dictionary only costs.
+_REPEATED = [
+    "sequence_index",
+    "sequence_id",
+    "baseline_rank",
+    "candidate_rank",
+    "flip",
+    "hard_flip",
+    "tie_change",
+]
 _SCHEMA = pa.schema(
     [
         ("sequence_index", pa.int32()),
@@ -107,17 +118,22 @@ def save_comparison(directory: Path, comparison: Comparison, text: str) -> None:
         ) from error
 
 
-def _write(path: Path, tables: Iterable[pa.Table]) -> None:
-    """Row groups of a few batches each: one is in memory until it is full."""
-    with pq.ParquetWriter(path, _SCHEMA, compression="zstd") as writer:
-        held: list[pa.Table] = []
-        for table in tables:
-            held.append(table)
-            if sum(map(len, held)) >= _ROW_GROUP:
-                writer.write_table(pa.concat_tables(held), row_group_size=_MOST_ROWS)
-                held = []
-        if held:
-            writer.write_table(pa.concat_tables(held), row_group_size=_MOST_ROWS)
+def _write(path: Path, tables: Iterator[pa.Table]) -> None:
+    """Row groups of a few batches each: what is in memory of the file is one of them."""
+    with pq.ParquetWriter(path, _SCHEMA, compression="zstd", use_dictionary=_REPEATED) as writer:
+        for group in read_ahead(_row_groups(tables)):
+            writer.write_table(group, row_group_size=len(group))
+
+
+def _row_groups(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    held: list[pa.Table] = []
+    for table in tables:
+        held.append(table)
+        if sum(map(len, held)) >= _ROW_GROUP:
+            yield pa.concat_tables(held)
+            held = []
+    if held:
+        yield pa.concat_tables(held)
 
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:
