@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from trace_audit.diff import run_rows as located
 from trace_audit.diff.align import AlignedPair, align
-from trace_audit.diff.compare import Comparison, plan_report
+from trace_audit.diff.compare import Comparison
+from trace_audit.diff.report_plan import plan_report
 from trace_audit.diff.run_rows import RunRows
 from trace_audit.diff.source import AuditSource
 from trace_audit.diff.summary import ReportSummary

@@ -9,8 +9,8 @@ from typing import Any
 
 from tests.diff.synthetic import FakeAudit, run_info
 from tests.diff.test_compare import audit
-from trace_audit.diff.compare import plan_report
 from trace_audit.diff.exhibit import Exhibit, exhibit
+from trace_audit.diff.report_plan import plan_report
 from trace_audit.diff.source import AuditSource
 from trace_audit.report.html import render_html
 

@@ -12,8 +12,9 @@ import click
 from trace_audit.errors import UsageError
 
 if TYPE_CHECKING:
-    from trace_audit.diff.compare import Comparison, ReportPlan
+    from trace_audit.diff.compare import Comparison
     from trace_audit.diff.exhibit import Exhibit
+    from trace_audit.diff.report_plan import ReportPlan
     from trace_audit.diff.source import AuditSource
     from trace_audit.diff.summary import ReportSummary
 
@@ -116,8 +117,8 @@ def report(
         make_gating,
         tell,
     )
-    from trace_audit.diff.compare import plan_report
     from trace_audit.diff.gate import exit_code
+    from trace_audit.diff.report_plan import plan_report
 
     if max_chars is not None and output_format != "markdown":
         raise UsageError("--max-chars shortens Markdown only.", hint="Add --format markdown.")
@@ -175,7 +176,8 @@ def show(
     redact: str | None,
 ) -> None:
     """Show tokens in their text, with both runs' best tokens."""
-    from trace_audit.diff.compare import check_candidates, compare
+    from trace_audit.diff.compare import compare
+    from trace_audit.diff.report_plan import check_candidates
     from trace_audit.diff.structure import worst_rows
     from trace_audit.report.token_view import render_tokens
 

@@ -82,9 +82,9 @@ def learn(
 def _learned(
     source: AuditSource, baseline: str, good: tuple[str, ...], metrics: tuple[str, ...], name: str
 ) -> Profile:
-    from trace_audit.diff.compare import plan_report
     from trace_audit.diff.learn import learned_gates
     from trace_audit.diff.profiles import Profile
+    from trace_audit.diff.report_plan import plan_report
 
     summary = plan_report(source, baseline, good).run()
     for bad in summary.invalid:

@@ -14,7 +14,7 @@ from trace_audit.diff.special import normal_cdf
 
 _MAD_TO_SIGMA = 1.4826
 # Rows whose expectation is computed at once.
-_CHUNK = 1 << 20
+CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +97,8 @@ class TopChanges:
             return None
         # Zero where the gap is zero: a change there is a tie change, not a flip.
         expected = np.zeros(len(self.gap))
-        for start in range(0, len(self.gap), _CHUNK):
-            rows = slice(start, start + _CHUNK)
+        for start in range(0, len(self.gap), CHUNK):
+            rows = slice(start, start + CHUNK)
             counted = start + np.flatnonzero(self.known[rows] & (self.gap[rows] > 0))
             unit = self.candidate_ulp[counted].astype(np.float64)
             expected[counted] = _rounded_flips(self.gap[counted], self.scatter, unit)

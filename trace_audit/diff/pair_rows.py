@@ -13,7 +13,8 @@ from trace_audit.diff.run_rows import RunRows
 from trace_audit.diff.trace_index import TraceIndex
 from trace_audit.errors import InvalidComparisonError
 
-_PIECE = 1 << 20
+# Rows that are worked on at once after they were read.
+PIECE = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,7 @@ class PairRows:
 
     def pieces(self) -> list[slice]:
         """All rows, a bounded number at a time: what is computed of each then is as well."""
-        return [slice(i, min(i + _PIECE, len(self))) for i in range(0, len(self), _PIECE)]
+        return [slice(i, min(i + PIECE, len(self))) for i in range(0, len(self), PIECE)]
 
     @property
     def token_id(self) -> IdArray:

@@ -25,6 +25,7 @@ from trace_audit.storage.files import (
     writing,
 )
 from trace_audit.storage.lock import LOCK_NAME, DirectoryLock
+from trace_audit.storage.row_order import check_row_order
 from trace_audit.storage.schema import FORMAT_VERSION, SHARD_SCHEMA
 from trace_audit.storage.tables import fit, read_metadata, read_table, write_table
 
@@ -282,20 +283,3 @@ class ShardWriter:
 
     def _shard_path(self, index: int) -> Path:
         return self._directory / f"shard-{index:06d}.parquet"
-
-
-def check_row_order(table: pa.Table, *, first_row: int = 0) -> None:
-    """Holds a table to rows sorted by (sequence_index, step), none twice.
-
-    Args:
-        table: With both columns.
-        first_row: Number of its first row, for the message.
-
-    Raises:
-        ValueError: They are not.
-    """
-    keys = table["sequence_index"].to_numpy().astype(np.int64) << 32
-    keys += table["step"].to_numpy().astype(np.int64)
-    if (np.diff(keys) <= 0).any():
-        row = int(np.argmax(np.diff(keys) <= 0)) + 1
-        raise ValueError(f"row {first_row + row} is not after the row before it")

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from trace_audit.errors import AuditDirError
+from trace_audit.storage.row_order import check_row_order
 from trace_audit.storage.schema import TOKENS_SCHEMA
-from trace_audit.storage.shards import check_row_order
 from trace_audit.storage.tables import StoredTable
 
 _ORDER = ("sequence_index", "step")
