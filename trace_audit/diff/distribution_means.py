@@ -56,4 +56,4 @@ class DistributionMeans:
     ) -> None:
         moments = self.found[name]
         assert moments is not None
-        moments.add(values[known].astype(np.float64), group[known])
+        moments.add(values[known], group[known])

@@ -166,7 +166,7 @@ class GroupedTokens:
     def moments(self, values: FloatArray | NDArray[np.bool_]) -> Moments:
         """Of a finite value, or of an event, of each token: [N]."""
         found = Moments(self._num_groups)
-        found.add(values.astype(np.float64, copy=False), self._group, self.counts)
+        found.add(values, self._group)
         return found
 
     def mean(self, values: FloatArray) -> Estimate:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trace_audit.diff.align import AlignedPair
-from trace_audit.diff.columns import FloatArray
+from trace_audit.diff.columns import FloatArray, IntArray
 from trace_audit.diff.special import normal_cdf
 
 _MAD_TO_SIGMA = 1.4826
@@ -45,9 +45,7 @@ class TopChanges:
     @property
     def ulp(self) -> FloatArray | None:
         """Unit of the coarser of the two runs: float64 [N]; None where neither is known."""
-        ulps = (self.baseline_ulp, self.candidate_ulp)
-        stated = [ulp.astype(np.float64) for ulp in ulps if ulp is not None]
-        return np.fmax.reduce(stated) if stated else None
+        return self._ulp_of(slice(None)) if self._ulps else None
 
     @property
     def gap_change(self) -> FloatArray:
@@ -59,30 +57,37 @@ class TopChanges:
     @property
     def scale(self) -> FloatArray | None:
         """s = max(1.4826 median |gap_B - gap_A|, u / 2) of each position: float64 [N]."""
-        ulp = self.ulp
-        if ulp is None or self.scatter is None:
+        if not self._ulps or self.scatter is None:
             return None
-        return np.maximum(self.scatter, ulp / 2)
+        return np.maximum(self.scatter, self._ulp_of(slice(None)) / 2)
 
     @property
     def threshold(self) -> FloatArray | None:
         """tau = max(3 s, 2 u, gap_floor) of each position: float64 [N]."""
-        scale, ulp = self.scale, self.ulp
-        if scale is None or ulp is None:
+        if not self._ulps or self.scatter is None:
             return None
-        return np.maximum(np.maximum(3 * scale, 2 * ulp), self.gap_floor)
+        return self._threshold_of(slice(None), self.scatter)
 
     @cached_property
     def hard(self) -> NDArray[np.bool_] | None:
         """Flips whose baseline gap is over the threshold: bool [N]."""
-        threshold = self.threshold
-        return None if threshold is None else self.flip & (self.gap > threshold)
+        if not self._ulps or self.scatter is None:
+            return None
+        hard = self.flip.copy()
+        rows = np.flatnonzero(hard)
+        hard[rows] = self.gap[rows] > self._threshold_of(rows, self.scatter)
+        return hard
 
     @property
     def near_tie(self) -> NDArray[np.bool_] | None:
         """Positions whose baseline gap is not over the threshold: bool [N]."""
-        threshold = self.threshold
-        return None if threshold is None else self.known & (self.gap <= threshold)
+        if not self._ulps or self.scatter is None:
+            return None
+        near = self.known.copy()
+        for start in range(0, len(near), CHUNK):
+            rows = slice(start, start + CHUNK)
+            near[rows] &= self.gap[rows] <= self._threshold_of(rows, self.scatter)
+        return near
 
     @cached_property
     def expected(self) -> FloatArray | None:
@@ -103,6 +108,21 @@ class TopChanges:
             unit = self.candidate_ulp[counted].astype(np.float64)
             expected[counted] = _rounded_flips(self.gap[counted], self.scatter, unit)
         return expected
+
+    @property
+    def _ulps(self) -> list[NDArray[np.floating]]:
+        """Units of the runs that have them."""
+        return [ulp for ulp in (self.baseline_ulp, self.candidate_ulp) if ulp is not None]
+
+    def _ulp_of(self, rows: slice | IntArray) -> FloatArray:
+        """Coarser unit of some rows, of which one is known."""
+        ulp: FloatArray = np.fmax.reduce([ulp[rows].astype(np.float64) for ulp in self._ulps])
+        return ulp
+
+    def _threshold_of(self, rows: slice | IntArray, scatter: float) -> FloatArray:
+        ulp = self._ulp_of(rows)
+        wide: FloatArray = np.maximum(3 * np.maximum(scatter, ulp / 2), 2 * ulp)
+        return np.maximum(wide, self.gap_floor)
 
     @cached_property
     def scatter(self) -> float | None:

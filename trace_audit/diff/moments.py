@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
+
+# Few enough that what is made of them stays in a core's cache.
+_AT_ONCE = 65_536
 
 
 class Moments:
@@ -36,18 +41,18 @@ class Moments:
         """Mean squared deviation from the mean, of at least one token."""
         return self._squares / self.size
 
-    def add(
-        self, values: FloatArray, group: NDArray[np.integer], counts: FloatArray | None = None
-    ) -> None:
-        """Adds tokens.
+    def add(self, values: NDArray[Any], group: NDArray[np.integer]) -> None:
+        """Adds tokens, some at a time.
 
         Args:
-            values: float64 [n], finite.
+            values: float64 or bool [n], finite.
             group: int [n], in [0, G).
-            counts: Tokens of each group, where known: float64 [G].
         """
-        if not len(values):
-            return
+        for start in range(0, len(values), _AT_ONCE):
+            piece = slice(start, start + _AT_ONCE)
+            self._add(values[piece].astype(np.float64, copy=False), group[piece])
+
+    def _add(self, values: FloatArray, group: NDArray[np.integer]) -> None:
         total = float(values.sum())
         squares = values - total / len(values)
         squares *= squares
@@ -57,10 +62,7 @@ class Moments:
         local = group - first
         sums = np.bincount(local, weights=values)
         self.totals[first : first + len(sums)] += sums
-        if counts is None:
-            self.counts[first : first + len(sums)] += np.bincount(local)
-        else:
-            self.counts += counts
+        self.counts[first : first + len(sums)] += np.bincount(local)
 
     def _merge(self, size: int, total: float, squares: float) -> None:
         """Chan, Golub and LeVeque (1983): what is added never cancels."""
