@@ -11,11 +11,9 @@ import pytest
 from scipy import stats
 
 from tests.cli.test_gates import audit, logits, repeats
-from tests.diff.synthetic import FakeAudit
+from tests.diff.synthetic import FakeAudit, compare_all
 from trace_audit.cli.main import run
-from trace_audit.diff.compare import compare_all
 from trace_audit.diff.learn import prediction_bound, rounded_up
-from trace_audit.diff.source import AuditSource
 
 Capture = pytest.CaptureFixture[str]
 Command = Callable[..., int]
@@ -63,7 +61,7 @@ def test_a_bound_is_the_prediction_of_one_more_upper_bound(
     path = tmp_path / "mine.toml"
     command(good_runs(), "gate", "learn", "x", "-o", str(path), *LEARN, "--metric", "abs.mean")
     (gate,) = tomllib.loads(path.read_text())["gate"]
-    summary, _ = compare_all(AuditSource(good_runs()), "record", ["a", "b", "c"])  # type: ignore[arg-type]
+    summary, _ = compare_all(good_runs(), "record", ["a", "b", "c"])
     uppers = [pair.metric("abs.mean").interval.high for pair in summary.pairs]  # type: ignore[union-attr]
     t = float(stats.t.ppf(0.975, 2))
     expected = np.mean(uppers) + t * np.std(uppers, ddof=1) * np.sqrt(4 / 3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +12,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from trace_audit.diff.align import AlignedPair, align, run_rows
+from trace_audit.diff import run_rows as located
+from trace_audit.diff.align import AlignedPair, align
+from trace_audit.diff.compare import Comparison
+from trace_audit.diff.report_plan import plan_report
+from trace_audit.diff.run_rows import RunRows
+from trace_audit.diff.source import AuditSource
+from trace_audit.diff.summary import ReportSummary
 from trace_audit.diff.trace_index import TraceIndex, trace_index
 from trace_audit.storage.schema import (
     NUM_SUPPORT,
@@ -36,6 +42,41 @@ class FakeVocabulary:
 
     def token_bytes(self, token_id: int) -> bytes:
         return self._texts.get(token_id, f" w{token_id}".encode())
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """A run's rows in memory, as a :class:`trace_audit.diff.run_rows.TokenReader`."""
+
+    table: pa.Table
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.table)
+
+    def slices(self, ranges: Sequence[range], columns: Sequence[str]) -> Iterator[pa.Table]:
+        for rows in ranges:
+            yield self.table.slice(rows.start, len(rows)).select(columns)
+
+    def pieces(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        yield self.table.select(columns)
+
+
+@dataclass(frozen=True)
+class SequenceList:
+    """A trace in memory, as a :class:`trace_audit.diff.trace_index.TraceReader`."""
+
+    trace: Sequence[TraceSequence]
+
+    def sequences(self) -> Iterator[TraceSequence]:
+        yield from self.trace
+
+    def support(self, ranges: Sequence[range]) -> Iterator[NDArray[np.int32]]:
+        for rows in ranges:
+            yield np.concatenate([self.trace[i].support_token_ids for i in rows])
+
+    def prompt(self, index: int) -> NDArray[np.int32]:
+        return self.trace[index].prompt_token_ids
 
 
 @dataclass
@@ -62,8 +103,8 @@ class FakeAudit:
             sampling=self.sampling,
         )
 
-    def read_trace(self) -> list[TraceSequence]:
-        return self.sequences
+    def open_trace(self) -> SequenceList:
+        return SequenceList(self.sequences)
 
     def vocabulary(self) -> FakeVocabulary:
         return FakeVocabulary(self.texts)
@@ -74,8 +115,17 @@ class FakeAudit:
     def run_info(self, name: str) -> dict[str, Any]:
         return self.infos.get(name, {})
 
-    def read_tokens(self, name: str) -> pa.Table:
-        return self.tables[name]
+    def open_tokens(self, name: str) -> TableRows:
+        return TableRows(self.tables[name])
+
+
+def compare_all(
+    data: FakeAudit, baseline: str, candidates: Sequence[str], **options: Any
+) -> tuple[ReportSummary, list[Comparison]]:
+    """A report with all of its comparisons kept."""
+    plan = plan_report(AuditSource(data), baseline, candidates, **options)  # type: ignore[arg-type]
+    comparisons: list[Comparison] = []
+    return plan.run(comparisons.append), comparisons
 
 
 def log_softmax(logits: Logits) -> Logits:
@@ -204,7 +254,12 @@ def logprob_pair(baseline: Any, candidate: Any, **options: Any) -> AlignedPair:
 
 
 def index_of(sequences: Sequence[TraceSequence], **options: Any) -> TraceIndex:
-    return trace_index(sequences, **options)
+    return trace_index(SequenceList(sequences), **options)
+
+
+def run_rows(trace: TraceIndex, name: str, table: pa.Table, **options: Any) -> RunRows:
+    """A run of a table, located in the trace."""
+    return located.run_rows(trace, name, TableRows(table), **options)
 
 
 def model_audit(

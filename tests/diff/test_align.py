@@ -6,8 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.diff.synthetic import index_of, logprob_pair, make_sequences, run_table
-from trace_audit.diff.align import AlignedPair, RunRows, align, run_rows
+from tests.diff.synthetic import index_of, logprob_pair, make_sequences, run_rows, run_table
+from trace_audit.diff.align import AlignedPair, align
+from trace_audit.diff.columns import run_columns
+from trace_audit.diff.run_rows import RunRows
 from trace_audit.errors import InvalidComparisonError
 from trace_audit.storage.trace import TraceSequence
 
@@ -35,7 +37,7 @@ def test_rows_are_matched_by_sequence_and_step_not_by_order() -> None:
     shuffled = table().take([4, 0, 5, 2, 1, 3])
     pair = aligned(table(), shuffled)
     assert (pair.delta == 0).all()
-    assert pair.position.tolist() == [5, 6, 7, 5, 6, 7]
+    assert pair.position(slice(None)).tolist() == [5, 6, 7, 5, 6, 7]
     assert pair.token_id.tolist() == TOKENS.ravel().tolist()
 
 
@@ -115,7 +117,7 @@ def test_a_non_finite_candidate_is_kept_and_left_out_of_averages(value: float) -
     broken[3] = value
     pair = aligned(table(), table(logprob=broken))
     assert pair.finite.tolist() == [True] * 3 + [False] + [True] * 2
-    np.testing.assert_equal(pair.candidate.logprob[3], value)
+    np.testing.assert_equal(pair.candidate_logprob[3], value)
 
 
 def test_masked_tokens_are_not_scored() -> None:
@@ -155,7 +157,7 @@ def test_a_trace_of_masked_tokens_only_is_invalid() -> None:
 
 def test_null_and_absent_columns_are_told_apart() -> None:
     ranks = pa.array([1, None, 2, 1, 1, 1], pa.int32())
-    run = rows("b", table(rank=ranks)).columns
+    run = run_columns(table(rank=ranks), num_support=24)
     assert run.rank is not None
     assert np.isnan(run.rank[1])
     assert run.tie_count is None
@@ -165,7 +167,7 @@ def test_null_and_absent_columns_are_told_apart() -> None:
 def test_short_lists_are_padded() -> None:
     lists = [[1, 2], None, [3], [], [4, 5], [6, 7]]
     floats = [[-1.0, -2.0], None, [-3.0], [], [-4.0, None], [-6.0, -7.0]]
-    run = rows("b", table(top_token_ids=lists, top_logprobs=floats)).columns
+    run = run_columns(table(top_token_ids=lists, top_logprobs=floats), num_support=24)
     assert run.top_token_ids is not None
     assert run.top_logprobs is not None
     assert run.top_token_ids.tolist() == [[1, 2], [-1, -1], [3, -1], [-1, -1], [4, 5], [6, 7]]

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.diff.synthetic import FakeAudit, Logits, model_audit, run_info, run_table
-from trace_audit.diff.compare import Comparison, compare, compare_all
+from tests.diff.synthetic import FakeAudit, Logits, compare_all, model_audit, run_info, run_table
+from trace_audit.diff.compare import Comparison, compare
 from trace_audit.diff.source import AuditSource
 from trace_audit.diff.summary import ReportSummary
 from trace_audit.errors import InvalidComparisonError, UsageError
@@ -23,7 +23,7 @@ def audit(**extra: Logits) -> FakeAudit:
 
 
 def run(data: FakeAudit, *candidates: str) -> tuple[ReportSummary, list[Comparison]]:
-    return compare_all(AuditSource(data), "record", candidates)  # type: ignore[arg-type]
+    return compare_all(data, "record", candidates)
 
 
 def one(data: FakeAudit, candidate: str, baseline: str = "record") -> Comparison:
@@ -104,13 +104,13 @@ def test_worst_tokens_are_in_their_text_with_both_sides() -> None:
 
 
 def test_the_first_output_token_shows_the_prompt_before_it() -> None:
-    assert one(audit(), "noisy").details.token(0).before == " w0 w1 w2 w3 w4"
+    assert one(audit(), "noisy").details.tokens([0])[0].before == " w0 w1 w2 w3 w4"
 
 
 def test_hostile_token_text_is_neutral_before_it_reaches_a_renderer() -> None:
     data = audit()
     data.texts = dict.fromkeys(range(60), b"\x1b[31m\x00\xff")
-    token = one(data, "noisy").details.token(0)
+    token = one(data, "noisy").details.tokens([0])[0]
     for text in (token.text, token.before, token.after, token.baseline_top[0].text):
         assert "\x1b" not in text
         assert "\x00" not in text

@@ -3,12 +3,16 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from tests.diff.synthetic import logprob_pair
-from tests.diff.test_compare import audit, logits, one
+from tests.diff.test_compare import audit, one
+from trace_audit.diff.align import AlignedPair
+from trace_audit.diff.batches import aligned_batches
 from trace_audit.diff.bootstrap import Resampler
-from trace_audit.diff.distributions import CONFIDENCE_EDGES, confidence_buckets, histogram
+from trace_audit.diff.distributions import confidence_buckets, histogram
+from trace_audit.diff.label_means import BUCKET_EDGES
 
 
 def test_the_histogram_counts_zero_bins_and_non_finite_values_apart() -> None:
@@ -44,9 +48,10 @@ def test_confidence_buckets_partition_the_tokens_and_average_each() -> None:
     pair = one(audit(), "noisy").pair
     buckets = confidence_buckets(pair, Resampler(len(pair.group_ids)))
     assert buckets is not None
-    assert [b.low for b in buckets] == list(CONFIDENCE_EDGES[:-1])
+    assert [b.low for b in buckets] == list(BUCKET_EDGES[:-1])
     assert sum(b.tokens for b in buckets) == len(pair)
-    top = pair.baseline.top_logprobs
+    (batch,) = aligned_batches(pair)
+    top = batch.baseline.top_logprobs
     assert top is not None
     inside = (np.exp(top[:, 0]) >= 0.5) & (np.exp(top[:, 0]) < 0.75)
     bucket = buckets[3]
@@ -56,11 +61,19 @@ def test_confidence_buckets_partition_the_tokens_and_average_each() -> None:
     assert bucket.interval.low <= bucket.mean_abs_delta <= bucket.interval.high
 
 
+def best_of_the_baseline(logprob: float) -> AlignedPair:
+    """A pair whose baseline gives its own best token the same logprob everywhere."""
+    data = audit()
+    table = data.tables["record"]
+    index = table.schema.get_field_index("top_logprobs")
+    lists = [[logprob, *row[1:]] for row in table["top_logprobs"].to_pylist()]
+    field = table.schema.field(index)
+    data.tables["record"] = table.set_column(index, field, [pa.array(lists, field.type)])
+    return one(data, "noisy").pair
+
+
 def test_a_bucket_without_tokens_has_no_mean() -> None:
-    pair = one(audit(sharp=logits(0.1)), "sharp").pair
-    top = pair.baseline.top_logprobs
-    assert top is not None
-    top[:, 0] = np.log(0.95)
+    pair = best_of_the_baseline(np.log(0.95))
     buckets = confidence_buckets(pair, Resampler(len(pair.group_ids)))
     assert buckets is not None
     assert [b.tokens for b in buckets] == [0, 0, 0, 0, 0, len(pair), 0, 0]
@@ -69,10 +82,8 @@ def test_a_bucket_without_tokens_has_no_mean() -> None:
 
 
 def test_a_probability_of_one_is_in_the_last_bucket() -> None:
-    pair = one(audit(), "noisy").pair
-    assert pair.baseline.top_logprobs is not None
     # float32 rounding can give a logprob a hair above 0.
-    pair.baseline.top_logprobs[:, 0] = 1e-7
+    pair = best_of_the_baseline(1e-7)
     buckets = confidence_buckets(pair, Resampler(len(pair.group_ids)))
     assert buckets is not None
     assert buckets[-1].tokens == len(pair)

@@ -9,7 +9,7 @@ from tests.diff.synthetic import PROMPT_LENGTH, FakeAudit, logprob_pair
 from tests.diff.test_compare import LENGTH, audit, logits
 from trace_audit.diff import exhibit as exhibit_module
 from trace_audit.diff.compare import Comparison, compare
-from trace_audit.diff.exhibit import Exhibit, exhibits
+from trace_audit.diff.exhibit import Exhibit, exhibit
 from trace_audit.diff.sequences import choose_sequences, sums_of_abs_delta, window
 from trace_audit.diff.source import AuditSource
 
@@ -17,7 +17,8 @@ from trace_audit.diff.source import AuditSource
 def made(data: FakeAudit, *names: str, **options: int | None) -> list[Exhibit]:
     source = AuditSource(data)  # type: ignore[arg-type]
     comparisons: list[Comparison] = [compare(source, "record", name) for name in names]
-    return exhibits(source, comparisons, **options)  # type: ignore[arg-type]
+    shared = len(comparisons)
+    return [exhibit(source, one, page_comparisons=shared, **options) for one in comparisons]  # type: ignore[arg-type]
 
 
 def test_the_worst_by_summed_delta_come_first_then_the_first_of_the_trace() -> None:

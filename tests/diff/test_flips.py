@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tests.diff.synthetic import Logits, index_of, model_audit
-from trace_audit.diff.align import AlignedPair, align, run_rows
-from trace_audit.diff.columns import RunColumns
-from trace_audit.diff.flips import TopChanges, logprob_at, top_changes, unit_in_last_place
+from tests.diff.synthetic import Logits, index_of, model_audit, run_rows
+from trace_audit.diff.align import AlignedPair, align
+from trace_audit.diff.batches import aligned_batches
+from trace_audit.diff.flips import TopChanges, top_changes
+from trace_audit.diff.top_tokens import logprob_at, unit_in_last_place
 
 VOCABULARY = 40
 
@@ -127,7 +128,6 @@ def test_expected_flips_of_rounded_logits_by_hand() -> None:
         tie_change=np.zeros(3, dtype=bool),
         gap=np.array([0.0, 1.0, 2.0]),
         candidate_gap=np.array([0.0, 1.0, 2.0]) + np.sqrt(1 + 1 / 6) / 1.4826,
-        ulp=np.ones(3),
         baseline_ulp=np.full(3, 1e-6),
         candidate_ulp=np.ones(3),
     )
@@ -233,18 +233,18 @@ def test_without_best_tokens_there_is_nothing_to_compare() -> None:
     audit = model_audit({"record": noisy(0.1)[0]}, length=400)
     trace = index_of(audit.sequences)
     record = run_rows(trace, "record", audit.tables["record"])
-    bare = replace(record, columns=RunColumns(logprob=record.columns.logprob))
+    bare = replace(record, columns=frozenset())
     assert top_changes(align(trace, record, bare)) is None
 
 
 def test_logprob_lookup_uses_best_tokens_and_support() -> None:
     record, candidate = noisy(0.1, rows=5)
-    pair = pair_of(record, candidate)
-    best = pair.baseline.top_token_ids
+    (batch,) = aligned_batches(pair_of(record, candidate))
+    best = batch.baseline.top_token_ids
     assert best is not None
-    support = pair.support_token_ids
+    support = batch.support_token_ids
     for ids in (best[:, 0], support[:, 15], support[:, 21]):
-        found = logprob_at(ids, pair.candidate, support)
+        found = logprob_at(ids, batch.candidate, support)
         truth = candidate[np.arange(5), ids] - np.log(np.exp(candidate).sum(axis=1))
         np.testing.assert_allclose(found, truth, atol=1e-5)
-    assert np.isnan(logprob_at(np.full(5, -1), pair.candidate, support)).all()
+    assert np.isnan(logprob_at(np.full(5, -1, dtype=np.int32), batch.candidate, support)).all()

@@ -16,22 +16,23 @@ from tests.diff.synthetic import (
     logprob_pair,
     make_sequences,
     model_audit,
+    run_rows,
     run_table,
 )
-from trace_audit.diff.align import AlignedPair, align, run_rows
+from trace_audit.diff.align import AlignedPair, align
 from trace_audit.diff.bootstrap import Resampler
 from trace_audit.diff.catalog import CATALOG
 from trace_audit.diff.catalog_rl import RL
 from trace_audit.diff.flips import top_changes
-from trace_audit.diff.kl_metrics import kl_coverage, pair_kl
-from trace_audit.diff.metrics import MetricTable, unequal_rows
+from trace_audit.diff.kl_metrics import kl_coverage
+from trace_audit.diff.metrics import MetricTable
 from trace_audit.diff.summary import Metric
 from trace_audit.storage.schema import TOKENS_SCHEMA
 
 
 def table_of(pair: AlignedPair) -> dict[str, Metric]:
     table = MetricTable(pair, Resampler(len(pair.group_ids)))
-    return {m.name: m for m in table.metrics(*pair_kl(pair), top_changes(pair))}
+    return {m.name: m for m in table.metrics(top_changes(pair))}
 
 
 def pair_from(audit: FakeAudit, candidate: str, baseline: str = "record") -> AlignedPair:
@@ -190,7 +191,7 @@ def test_all_non_finite_candidates_give_no_value_at_all() -> None:
 def test_equal_logprobs_of_unequal_logits_are_not_bit_equal() -> None:
     a, b = columns(logits_hash=[1, 2, 3, 4]), columns(logits_hash=[1, 2, 3, 5])
     pair = simple_pair(a, b)
-    unequal = unequal_rows(pair)
+    unequal = pair.unequal
     assert unequal is not None
     assert unequal.tolist() == [False, False, False, True]
     assert value(table_of(pair), "delta.equal") == 1.0
@@ -200,7 +201,7 @@ def test_equal_logprobs_of_unequal_logits_are_not_bit_equal() -> None:
 def test_a_missing_hash_is_never_called_bit_equal() -> None:
     a, b = columns(logits_hash=[1, 2, 3, 4]), columns()
     b["logits_hash"] = pa.array([1, 2, None, 4], pa.int64())
-    assert unequal_rows(simple_pair(a, b)) is None
+    assert simple_pair(a, b).unequal is None
 
 
 # --- KL and the estimators that need sampled tokens ---
@@ -244,7 +245,7 @@ def test_kl_positions_without_a_support_are_counted() -> None:
     audit = model_audit(runs(), length=24)
     audit.sequences[2].support_token_ids[:, 20:] = -1
     pair = pair_from(audit, "b")
-    coverage = kl_coverage(*pair_kl(pair))
+    coverage = kl_coverage(pair)
     assert coverage is not None
     assert (coverage.used, coverage.no_support) == (216, 24)
     assert table_of(pair)["kl.mean"].value is not None

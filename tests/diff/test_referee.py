@@ -7,17 +7,15 @@ import pyarrow as pa
 import pytest
 
 from tests.cli.test_gates import audit, logits, repeats
-from tests.diff.synthetic import FakeAudit
+from tests.diff.synthetic import FakeAudit, compare_all
 from tests.diff.test_kl_excess import exact_kl
-from trace_audit.diff.compare import compare_all
-from trace_audit.diff.source import AuditSource
 from trace_audit.diff.verdict import Referee
 from trace_audit.errors import UsageError
 from trace_audit.report.gate_view import referee_line
 
 
 def referee(data: FakeAudit, candidate: str, baseline: str = "base", by: str = "record") -> Referee:
-    summary, _ = compare_all(AuditSource(data), baseline, [candidate], referee=by)  # type: ignore[arg-type]
+    summary, _ = compare_all(data, baseline, [candidate], referee=by)
     found = summary.pairs[0].referee
     assert found is not None
     return found
@@ -80,7 +78,7 @@ def test_nothing_is_nearer_to_itself(by: str) -> None:
 
 
 def test_it_is_one_sentence() -> None:
-    summary, _ = compare_all(AuditSource(three()), "base", ["near"], referee="record")  # type: ignore[arg-type]
+    summary, _ = compare_all(three(), "base", ["near"], referee="record")
     line = referee_line(summary.pairs[0])
     assert line is not None
     assert line.startswith("Referee record: the candidate is nearer: KL(record || candidate)")

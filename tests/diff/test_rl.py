@@ -74,7 +74,7 @@ def test_ess_has_the_interval_of_its_linearization() -> None:
 def test_equal_runs_have_ratios_of_one() -> None:
     lines = np.full((3, 4), -1.0)
     pair = logprob_pair(lines, lines, source="imported")
-    metrics = table_of(replace(pair, baseline_name="imported"))
+    metrics = table_of(replace(pair, baseline_run=replace(pair.baseline_run, name="imported")))
     expected = {
         "clip.high": 0.0,
         "clip.low": 0.0,

@@ -3,13 +3,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from tests.diff.synthetic import run_table
 from tests.diff.test_compare import audit, one, run
-from trace_audit.diff.save import diff_table, save_comparison
+from trace_audit.diff.compare import Comparison
+from trace_audit.diff.save import diff_tables, save_comparison
 from trace_audit.errors import AuditDirError
+
+
+def diff_table(comparison: Comparison) -> pa.Table:
+    return pa.concat_tables(diff_tables(comparison))
 
 
 def test_a_row_per_scored_token_with_both_sides() -> None:
@@ -42,9 +48,9 @@ def test_what_a_run_lacks_is_null_and_what_is_not_finite_stays() -> None:
 
 
 def test_files_are_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
-    summary, done = run(audit(), "noisy")
+    _, done = run(audit(), "noisy")
     for text in ("{}\n", '{"a": 1}\n'):
-        save_comparison(tmp_path / "diffs", done[0], summary, text)
+        save_comparison(tmp_path / "diffs", done[0], text)
     names = sorted(path.name for path in (tmp_path / "diffs").iterdir())
     assert names == ["noisy-vs-record.json", "noisy-vs-record.parquet"]
     assert (tmp_path / "diffs" / names[0]).read_text() == '{"a": 1}\n'
@@ -52,9 +58,9 @@ def test_files_are_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
-    summary, done = run(audit(), "noisy")
+    _, done = run(audit(), "noisy")
     (tmp_path / "diffs").write_text("a file in the way")
     with pytest.raises(AuditDirError, match="cannot be written") as caught:
-        save_comparison(tmp_path / "diffs", done[0], summary, "{}")
+        save_comparison(tmp_path / "diffs", done[0], "{}")
     assert caught.value.hint is not None
     assert "--no-save" in caught.value.hint

@@ -9,8 +9,8 @@ from typing import Any
 
 from tests.diff.synthetic import FakeAudit, run_info
 from tests.diff.test_compare import audit
-from trace_audit.diff.compare import compare_all
-from trace_audit.diff.exhibit import exhibits
+from trace_audit.diff.exhibit import Exhibit, exhibit
+from trace_audit.diff.report_plan import plan_report
 from trace_audit.diff.source import AuditSource
 from trace_audit.report.html import render_html
 
@@ -38,8 +38,13 @@ HOSTILE = (
 def page(data: FakeAudit, *candidates: str, redact: bool = False, **options: int) -> str:
     source = AuditSource(data, redact_text=redact)  # type: ignore[arg-type]
     names = candidates or tuple(name for name in data.run_names() if name != "record")
-    summary, comparisons = compare_all(source, "record", names)
-    return render_html(summary, exhibits(source, comparisons, **options))
+    shown: list[Exhibit] = []
+    plan = plan_report(source, "record", names)
+    shared = len(plan.candidates)
+    summary = plan.run(
+        lambda one: shown.append(exhibit(source, one, page_comparisons=shared, **options))
+    )
+    return render_html(summary, shown)
 
 
 def hostile_audit() -> FakeAudit:
@@ -70,6 +75,13 @@ class _SurrogateTable:
 
     def __len__(self) -> int:
         return len(self._table)
+
+    def slice(self, start: int, length: int) -> _SurrogateTable:
+        return _SurrogateTable(self._table.slice(start, length), self._ids)
+
+    def select(self, columns: Any) -> Any:
+        # Ids are looked up by the index.
+        return self if "sequence_id" in columns else self._table.select(columns)
 
     def __getitem__(self, name: str) -> Any:
         return _Ids(self._table, self._ids) if name == "sequence_id" else self._table[name]

@@ -10,11 +10,10 @@ from importlib.resources import files
 import numpy as np
 import pytest
 
-from tests.diff.synthetic import run_table
+from tests.diff.synthetic import compare_all, run_table
 from tests.diff.test_compare import LENGTH, audit, logits, one
 from tests.report.pages import HOSTILE, Page, hostile_audit, page
-from trace_audit.diff.compare import compare_all
-from trace_audit.diff.exhibit import exhibits
+from trace_audit.diff.exhibit import exhibit
 from trace_audit.diff.source import AuditSource
 from trace_audit.diff.summary import InvalidPair
 from trace_audit.report.format import metric_value, number, signed
@@ -111,7 +110,7 @@ def test_token_data_are_the_runs_values(noisy: Page) -> None:
     for row in (0, 37, 255):
         index, step = int(pair.sequence[row]), int(pair.step[row])
         found = noisy.data["tokens"][f"0-{index}-{step}"]
-        token = comparison.details.token(row)
+        (token,) = comparison.details.tokens([row])
         assert found[:2] == [token.token_id, token.place.position]
         assert noisy.data["texts"][str(token.token_id)] == token.text
         assert noisy.data["sequences"][str(index)] == token.place.sequence_id
@@ -132,8 +131,8 @@ def test_tokens_in_the_text_have_their_color_and_change(noisy: Page) -> None:
     spans = {a["id"]: a["class"] for tag, a in noisy.tags if tag == "span" and a.get("id")}
     assert len(spans) == 8 * LENGTH
     changes = {"hard flip": "hard", "flip": "flip", "tie change": "tie"}
-    for row in range(len(comparison.pair)):
-        token = comparison.details.token(row)
+    rows = range(len(comparison.pair))
+    for row, token in zip(rows, comparison.details.tokens(rows), strict=True):
         name = f"t-0-{comparison.pair.sequence[row]}-{token.place.step}"
         expected = f"t {css_class(abs(token.delta))} {changes.get(token.change, '')}".strip()
         assert spans[name] == expected
@@ -163,10 +162,11 @@ def test_several_candidates_have_a_grid_and_a_section_each() -> None:
 
 
 def test_a_refused_candidate_is_named_at_the_top() -> None:
-    source = AuditSource(audit())  # type: ignore[arg-type]
-    summary, comparisons = compare_all(source, "record", ("noisy",))
+    data = audit()
+    source = AuditSource(data)  # type: ignore[arg-type]
+    summary, comparisons = compare_all(data, "record", ("noisy",))
     bad = InvalidPair(candidate="<b>bad", message="other tokens", hint=None)
-    found = Page(render_html(replace(summary, invalid=(bad,)), exhibits(source, comparisons)))
+    found = Page(render_html(replace(summary, invalid=(bad,)), [exhibit(source, *comparisons)]))
     before = found.text[: found.text.index("What was compared")]
     assert "INVALID  <b>bad: other tokens" in before
 

@@ -58,7 +58,7 @@ def problems(browser: Browser) -> list[object]:
 
 def test_a_link_opens_its_token_with_both_sides_best(browser: Browser, address: str) -> None:
     browser.open(f"{address}#t-0-2-7")
-    token = one(audit(third=logits(0.3)), "noisy").details.token(2 * 32 + 7)
+    token = one(audit(third=logits(0.3)), "noisy").details.tokens([2 * 32 + 7])[0]
     text = tip(browser)
     assert "position 12, sequence s2, step 7" in text
     assert f"id {token.token_id}" in text

@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.diff.synthetic import PROMPT_LENGTH, FakeAudit, model_audit, run_info
-from trace_audit.diff.compare import compare_all
-from trace_audit.diff.source import AuditSource
+from tests.diff.synthetic import PROMPT_LENGTH, FakeAudit, compare_all, model_audit, run_info
 from trace_audit.report.as_json import render_json
 from trace_audit.report.markdown import render_markdown
 from trace_audit.report.terminal import render_terminal
@@ -29,7 +27,7 @@ def data() -> FakeAudit:
 
 
 def summary_of(data: FakeAudit):  # type: ignore[no-untyped-def]
-    return compare_all(AuditSource(data), "record", ["kv8"])[0]  # type: ignore[arg-type]
+    return compare_all(data, "record", ["kv8"])[0]
 
 
 @pytest.mark.parametrize("width", [80, 160])

@@ -13,6 +13,8 @@ from trace_audit.errors import UsageError
 
 if TYPE_CHECKING:
     from trace_audit.diff.compare import Comparison
+    from trace_audit.diff.exhibit import Exhibit
+    from trace_audit.diff.report_plan import ReportPlan
     from trace_audit.diff.source import AuditSource
     from trace_audit.diff.summary import ReportSummary
 
@@ -115,8 +117,8 @@ def report(
         make_gating,
         tell,
     )
-    from trace_audit.diff.compare import compare_all
     from trace_audit.diff.gate import exit_code
+    from trace_audit.diff.report_plan import plan_report
 
     if max_chars is not None and output_format != "markdown":
         raise UsageError("--max-chars shortens Markdown only.", hint="Add --format markdown.")
@@ -129,13 +131,20 @@ def report(
     reference = chosen_baseline(source, baseline, gates)
     others = (n for n in source.audit.run_names() if n not in (reference, referee))
     names = candidates or tuple(others)
-    summary, comparisons = compare_all(
-        source, reference, tuple(dict.fromkeys(names)), gating, referee=referee
-    )
-    if not no_save:
-        _save(directory, summary, comparisons)
+    plan = plan_report(source, reference, tuple(dict.fromkeys(names)), gating, referee=referee)
+    exhibits: list[Exhibit] = []
+
+    def consume(comparison: Comparison) -> None:
+        if not no_save:
+            _save(directory, plan.empty, comparison)
+        if output_format == "html":
+            exhibits.append(_exhibit(plan, comparison, html_sequences))
+
+    summary = plan.run(consume)
     if output_format == "html":
-        _emit(_html(source, summary, comparisons, html_sequences), output)
+        from trace_audit.report.html import render_html
+
+        _emit(render_html(summary, exhibits), output)
     else:
         _emit(_rendered(summary, output_format, output, max_chars), output)
     tell(summary, output)
@@ -167,7 +176,8 @@ def show(
     redact: str | None,
 ) -> None:
     """Show tokens in their text, with both runs' best tokens."""
-    from trace_audit.diff.compare import check_candidates, compare
+    from trace_audit.diff.compare import compare
+    from trace_audit.diff.report_plan import check_candidates
     from trace_audit.diff.structure import worst_rows
     from trace_audit.report.token_view import render_tokens
 
@@ -181,7 +191,7 @@ def show(
         rows = worst_rows(comparison.pair, worst or 10)
     else:
         rows = [_row(comparison, sequence, step)]
-    tokens = [comparison.details.token(row) for row in rows]
+    tokens = comparison.details.tokens(rows)
     width, color = _target(None)
     _emit(render_tokens(comparison.summary, tokens, width=width, color=color), None)
 
@@ -193,13 +203,22 @@ def _open(directory: Path, redact: str | None) -> AuditSource:
     return AuditSource(AuditDir.open(directory), redact_text=redact == "text")
 
 
-def _save(directory: Path, summary: ReportSummary, comparisons: list[Comparison]) -> None:
+def _save(directory: Path, report: ReportSummary, comparison: Comparison) -> None:
     from trace_audit.diff.save import save_comparison
     from trace_audit.report.as_json import render_pair_json
 
-    for comparison in comparisons:
-        text = render_pair_json(summary, comparison.summary)
-        save_comparison(directory / "diffs", comparison, summary, text)
+    save_comparison(directory / "diffs", comparison, render_pair_json(report, comparison.summary))
+
+
+def _exhibit(plan: ReportPlan, comparison: Comparison, num_sequences: int | None) -> Exhibit:
+    from trace_audit.diff.exhibit import exhibit
+
+    return exhibit(
+        plan.source,
+        comparison,
+        page_comparisons=len(plan.candidates),
+        num_sequences=num_sequences,
+    )
 
 
 def _row(comparison: Comparison, sequence: str, step: int) -> int:
@@ -213,7 +232,8 @@ def _row(comparison: Comparison, sequence: str, step: int) -> int:
             f"{pair.trace.sequence_ids[-1]!r}.",
         )
     index = pair.trace.sequence_ids.index(sequence)
-    rows = np.flatnonzero((pair.sequence == index) & (pair.step == step))
+    rows = np.arange(pair.first_row[index], pair.first_row[index + 1])
+    rows = rows[pair.step[rows] == step]
     if not len(rows):
         length = int(pair.trace.start[index + 1] - pair.trace.start[index])
         raise UsageError(
@@ -242,18 +262,6 @@ def _rendered(
 
     width, color = _target(output)
     return render_terminal(summary, width=width, color=color)
-
-
-def _html(
-    source: AuditSource,
-    summary: ReportSummary,
-    comparisons: list[Comparison],
-    num_sequences: int | None,
-) -> str:
-    from trace_audit.diff.exhibit import exhibits
-    from trace_audit.report.html import render_html
-
-    return render_html(summary, exhibits(source, comparisons, num_sequences=num_sequences))
 
 
 def _target(output: Path | None) -> tuple[int, bool]:

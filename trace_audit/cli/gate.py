@@ -82,11 +82,11 @@ def learn(
 def _learned(
     source: AuditSource, baseline: str, good: tuple[str, ...], metrics: tuple[str, ...], name: str
 ) -> Profile:
-    from trace_audit.diff.compare import compare_all
     from trace_audit.diff.learn import learned_gates
     from trace_audit.diff.profiles import Profile
+    from trace_audit.diff.report_plan import plan_report
 
-    summary, _ = compare_all(source, baseline, good)
+    summary = plan_report(source, baseline, good).run()
     for bad in summary.invalid:
         raise UsageError(f"{bad.candidate} cannot be a good run: {bad.message}")
     pairs = [pair for pair in summary.pairs if not pair.bitwise]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,7 +24,7 @@ class Resampler:
         if num_groups < 1:
             raise ValueError(f"a bootstrap needs at least one group, got {num_groups}")
         self.num_groups = num_groups
-        self._cached: NDArray[np.float32] | None = None
+        self._cached: list[NDArray[np.float32]] | None = None
 
     def sums(self, columns: NDArray[np.float64]) -> NDArray[np.float64]:
         """Sums of per-group columns over each draw.
@@ -33,18 +35,17 @@ class Resampler:
         Returns:
             float64 [NUM_DRAWS, C].
         """
-        if self._cached is not None:
-            return self._cached @ columns
-        if NUM_DRAWS * self.num_groups <= _CACHED_ELEMENTS:
-            self._cached = np.concatenate(self._weight_chunks())
-            return self._cached @ columns
-        return np.concatenate([chunk @ columns for chunk in self._weight_chunks()])
+        if self._cached is None and NUM_DRAWS * self.num_groups <= _CACHED_ELEMENTS:
+            self._cached = list(self._weight_chunks())
+        chunks = self._weight_chunks() if self._cached is None else self._cached
+        # A chunk at a time: a product with float64 makes a copy of the float32 weights.
+        return np.concatenate([chunk @ columns for chunk in chunks])
 
-    def _weight_chunks(self) -> list[NDArray[np.float32]]:
+    def _weight_chunks(self) -> Iterator[NDArray[np.float32]]:
         generator = np.random.Generator(np.random.PCG64(_SEED))
         rows = max(1, min(NUM_DRAWS, _CHUNK_ELEMENTS // self.num_groups))
-        starts = range(0, NUM_DRAWS, rows)
-        return [self._weights(generator, min(rows, NUM_DRAWS - start)) for start in starts]
+        for start in range(0, NUM_DRAWS, rows):
+            yield self._weights(generator, min(rows, NUM_DRAWS - start))
 
     def _weights(self, generator: np.random.Generator, rows: int) -> NDArray[np.float32]:
         """How often each group was drawn: float32 [rows, G], each row summing to G."""

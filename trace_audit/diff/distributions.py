@@ -9,14 +9,13 @@ import numpy as np
 
 from trace_audit.diff.align import AlignedPair
 from trace_audit.diff.bootstrap import Resampler
-from trace_audit.diff.estimators import GroupedTokens
+from trace_audit.diff.estimators import Estimator
 from trace_audit.diff.intervals import clipped
+from trace_audit.diff.label_means import BUCKET_EDGES
 from trace_audit.diff.summary import Interval
 
 BINS_PER_DECADE = 4
 _LOWEST_DECADE, _HIGHEST_DECADE = -9, 2
-# Most tokens of a trace are predicted with confidence, so the upper end is cut finer.
-CONFIDENCE_EDGES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +63,7 @@ class ConfidenceBucket:
 
 def histogram(pair: AlignedPair) -> Histogram:
     """Counts of |delta| in log-spaced bins, exact zeros and non-finite values apart."""
-    size = np.abs(pair.delta[pair.finite])
+    size = np.abs(pair.finite_values(pair.delta))
     decades = np.arange(_LOWEST_DECADE * BINS_PER_DECADE, _HIGHEST_DECADE * BINS_PER_DECADE + 1)
     edges = np.power(10.0, decades / BINS_PER_DECADE)
     found = np.searchsorted(edges, size[size > 0], side="right")
@@ -90,23 +89,19 @@ def confidence_buckets(
         pair: N aligned rows.
         resampler: Draws of the pair's groups.
     """
-    top = pair.baseline.top_logprobs
-    if top is None or not top.shape[1]:
+    means = pair.labels.buckets
+    if means is None:
         return None
-    rows = np.flatnonzero(pair.finite & np.isfinite(top[:, 0]))
-    inner = np.array(CONFIDENCE_EDGES[1:-1])
-    bucket = np.searchsorted(inner, np.exp(top[rows, 0]), side="right")
-    size = np.abs(pair.delta)
     buckets = []
-    for index, (low, high) in enumerate(pairwise(CONFIDENCE_EDGES)):
-        inside = rows[bucket == index]
+    for index, (low, high) in enumerate(pairwise(BUCKET_EDGES)):
+        moments = means[index]
         mean = interval = None
-        if len(inside):
-            estimate = GroupedTokens(pair.group[inside], resampler).mean(size[inside])
+        if moments.size:
+            estimate = Estimator(resampler).mean(moments)
             mean, interval = estimate.value, clipped(estimate.interval, 0.0)
         buckets.append(
             ConfidenceBucket(
-                low=low, high=high, tokens=len(inside), mean_abs_delta=mean, interval=interval
+                low=low, high=high, tokens=moments.size, mean_abs_delta=mean, interval=interval
             )
         )
     return tuple(buckets)

@@ -9,6 +9,7 @@ from trace_audit.diff.bootstrap import Resampler
 from trace_audit.diff.columns import FloatArray
 from trace_audit.diff.intervals import percentile_interval
 from trace_audit.diff.pattern import Drift
+from trace_audit.diff.structure import position_range
 
 NUM_BINS = 24
 _MIN_BINS = 3
@@ -22,25 +23,26 @@ def drift(pair: AlignedPair, resampler: Resampler) -> Drift | None:
     The slope is the median of the slopes between all pairs of bins; its interval comes from
     resampling whole groups. None with under three bins.
     """
-    rows = np.flatnonzero(pair.finite)
-    if not len(rows):
+    covered = position_range(pair)
+    if covered is None:
         return None
-    position = pair.position[rows]
-    span = int(np.ptp(position)) + 1
-    bins = (position - position.min()) * NUM_BINS // max(span, NUM_BINS)
-    used, column = np.unique(bins, return_inverse=True)
-    if len(used) < _MIN_BINS:
-        return None
+    first, span = covered[0], covered[1] - covered[0] + 1
     groups = len(pair.group_ids)
-    cell = pair.group[rows] * len(used) + column
-
-    def sums(weights: FloatArray) -> FloatArray:
-        """Sum in each group and bin: float64 [G, B]."""
-        flat = np.bincount(cell, weights=weights, minlength=groups * len(used))
-        return flat.reshape(groups, len(used)).astype(np.float64)
-
-    totals, counts = sums(np.abs(pair.delta[rows])), sums(np.ones(len(rows)))
-    middle = sums(position.astype(np.float64)).sum(axis=0) / counts.sum(axis=0)
+    # Summed in each group and bin: |delta|, tokens, position.
+    totals, counts, positions = (np.zeros((groups, NUM_BINS)) for _ in range(3))
+    for piece in pair.pieces():
+        finite = pair.finite[piece]
+        position = pair.position(piece)[finite]
+        bins = (position - first) * NUM_BINS // max(span, NUM_BINS)
+        cell = pair.group[piece][finite].astype(np.int64) * NUM_BINS + bins
+        size = np.abs(pair.delta[piece][finite])
+        for sums, weights in ((totals, size), (counts, None), (positions, position)):
+            sums += np.bincount(cell, weights, groups * NUM_BINS).reshape(sums.shape)
+    used = counts.any(axis=0)
+    if used.sum() < _MIN_BINS:
+        return None
+    totals, counts, positions = totals[:, used], counts[:, used], positions[:, used]
+    middle = positions.sum(axis=0) / counts.sum(axis=0)
     slope = theil_sen(middle, (totals.sum(axis=0) / counts.sum(axis=0))[None, :])[0]
     interval = None
     if groups > 1:

@@ -11,12 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trace_audit.diff.agreement import Agreement, ExactCheck
-from trace_audit.diff.align import AlignedPair
 from trace_audit.diff.catalog import absent, metric
 from trace_audit.diff.columns import FloatArray, IntArray
 from trace_audit.diff.estimators import GroupedTokens
 from trace_audit.diff.kl import KLTerms
 from trace_audit.diff.metric import Metric
+from trace_audit.diff.pair_rows import PairRows
+from trace_audit.diff.row_sample import RowSample
 from trace_audit.diff.source import RECORD, AuditSource
 from trace_audit.storage.exact_files import full_logprobs_entry, read_exact_kl
 
@@ -42,7 +43,7 @@ class ExactKL:
     reverse: FloatArray
 
 
-def exact_kl(source: AuditSource, pair: AlignedPair) -> ExactKL | str:
+def exact_kl(source: AuditSource, pair: PairRows) -> ExactKL | str:
     """The exact KL of a pair, or why it cannot be had.
 
     Raises:
@@ -59,7 +60,7 @@ def exact_kl(source: AuditSource, pair: AlignedPair) -> ExactKL | str:
     if table is None:
         return f"{run} has no exact KL: its logits were never seen"
     flat = pair.trace.start[table["sequence_index"].to_numpy()] + table["step"].to_numpy()
-    present = np.isin(flat, pair.flat)
+    present = np.ones(len(flat), dtype=np.bool_) if pair.wanted is None else pair.wanted[flat]
     if not present.any():
         return f"no scored token of {run} is one of the exact positions"
     from_record, to_record = (
@@ -68,19 +69,25 @@ def exact_kl(source: AuditSource, pair: AlignedPair) -> ExactKL | str:
     forward, reverse = from_record, to_record
     if names[0] != RECORD:
         forward, reverse = to_record, from_record
-    row = np.searchsorted(pair.flat, flat[present]).astype(np.int64)
+    row = flat[present]
+    if pair.wanted is not None:
+        row = np.cumsum(pair.wanted)[row] - 1
     return ExactKL(row=row, forward=forward, reverse=reverse)
 
 
-def exact_check(
-    exact: ExactKL | str, kl: KLTerms | None, reverse: KLTerms | None
-) -> ExactCheck | None:
-    """What the exact KL says of the estimates; None where there is no exact KL."""
+def exact_check(exact: ExactKL | str, sample: RowSample | None) -> ExactCheck | None:
+    """What the exact KL says of the estimates; None where there is no exact KL.
+
+    Args:
+        exact: The exact KL, or why it cannot be had.
+        sample: Its rows.
+    """
     if isinstance(exact, str):
         return None
+    assert sample is not None
     return ExactCheck(
-        forward=_agreement(exact.row, exact.forward, kl),
-        reverse=_agreement(exact.row, exact.reverse, reverse),
+        forward=_agreement(exact.forward, sample.kl()),
+        reverse=_agreement(exact.reverse, sample.kl(reverse=True)),
     )
 
 
@@ -88,8 +95,7 @@ def exact_metrics(
     grouped: Grouped,
     num_rows: int,
     exact: ExactKL | str,
-    kl: KLTerms | None,
-    reverse: KLTerms | None,
+    check: ExactCheck | None,
 ) -> list[Metric]:
     """The exact rows of the section "kl".
 
@@ -97,12 +103,10 @@ def exact_metrics(
         grouped: Groups of some of the pair's rows.
         num_rows: Rows of the pair.
         exact: The exact KL, or why it cannot be had.
-        kl: Estimate of KL(baseline || candidate) of each row, where it can be had.
-        reverse: Estimate of KL(candidate || baseline) of each row.
+        check: What it says of the estimates.
     """
     if isinstance(exact, str):
         return [absent(name, exact) for name in ("kl.exact", "kl.exact_reverse")]
-    check = exact_check(exact, kl, reverse)
     assert check is not None
     sides = (
         ("kl.exact", exact.forward, check.forward),
@@ -126,20 +130,20 @@ def exact_warnings(check: ExactCheck | None) -> tuple[str, ...]:
     )
 
 
-def _agreement(row: IntArray, exact: FloatArray, terms: KLTerms | None) -> Agreement | None:
+def _agreement(exact: FloatArray, terms: KLTerms | None) -> Agreement | None:
     if terms is None:
         return None
-    both = np.isfinite(exact) & terms.usable[row]
+    both = np.isfinite(exact) & terms.usable
     if not both.any():
         return None
-    exact, estimate = exact[both], terms.estimate[row[both]]
+    exact, estimate = exact[both], terms.estimate[both]
     difference = estimate - exact
     count = len(difference)
     return Agreement(
         positions=count,
         exact=float(exact.mean()),
         estimate=float(estimate.mean()),
-        lower_bound=float(terms.lower_bound[row[both]].mean()),
+        lower_bound=float(terms.lower_bound[both].mean()),
         difference=float(difference.mean()),
         standard_error=float(difference.std(ddof=1) / np.sqrt(count)) if count > 1 else None,
     )

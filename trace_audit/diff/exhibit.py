@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from trace_audit.diff.bootstrap import Resampler
 from trace_audit.diff.compare import Comparison
@@ -39,35 +41,31 @@ class Exhibit:
     sequence_indices: Mapping[str, int]
 
 
-def exhibits(
+def exhibit(
     source: AuditSource,
-    comparisons: Sequence[Comparison],
+    comparison: Comparison,
     *,
+    page_comparisons: int = 1,
     num_sequences: int | None = None,
     max_steps: int = MAX_STEPS,
-) -> list[Exhibit]:
-    """An exhibit a comparison, in that order.
+) -> Exhibit:
+    """The exhibit of a comparison.
 
     Args:
-        source: Of the comparisons.
-        comparisons: At least one.
-        num_sequences: Shown of each. None: up to 8, as long as all tokens together are no more
-            than 20,000, but at least one of each.
+        source: Of the comparison.
+        comparison: A pair, read by now.
+        page_comparisons: Comparisons that share the page, this one included.
+        num_sequences: Sequences shown. None: up to 8, as long as the tokens of all comparisons
+            together are no more than 20,000, but at least one.
         max_steps: Output tokens shown of a sequence.
     """
-    budget = None if num_sequences is not None else TOKEN_BUDGET // len(comparisons)
+    room = None if num_sequences is not None else TOKEN_BUDGET // page_comparisons
     count = NUM_SEQUENCES if num_sequences is None else num_sequences
-    return [_exhibit(source, comparison, count, max_steps, budget) for comparison in comparisons]
-
-
-def _exhibit(
-    source: AuditSource, comparison: Comparison, count: int, max_steps: int, budget: int | None
-) -> Exhibit:
     pair, summary = comparison.pair, comparison.summary
+    lengths = np.diff(pair.trace.start)
     shown: list[SequenceText] = []
-    room = budget
     for index, chosen in [] if summary.bitwise else choose_sequences(pair, count):
-        length = min(len(source.sequences[index].output_token_ids), max_steps)
+        length = min(int(lengths[index]), max_steps)
         if room is not None:
             if shown and length > room:
                 continue

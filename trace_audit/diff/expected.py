@@ -8,7 +8,7 @@ the difference makes it drift.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,6 @@ from trace_audit.diff.structure import first_place
 BoolArray = NDArray[np.bool_]
 
 _NAMED_ORDERS = ("rank_order", "ring", "tree")
-# What a row says of its launch rather than of its logits.
-_LAUNCH_COLUMNS = ("launch", "phase")
 # Parts of a run that compute numbers, by their names in run.json.
 _NUMERIC_BACKENDS = ("attention", "linear", "experts", "token_statistics", "trace_replay")
 
@@ -94,12 +92,14 @@ def checked(expected: Expectation | None, pair: AlignedPair) -> Expectation | No
     """The expectation with what the rows say: void where launches differ, else the rows that do."""
     if expected is None:
         return None
-    differing = _differing(pair)
-    moved = _any_of(pair, [differing.pop(name) for name in _LAUNCH_COLUMNS if name in differing])
-    rows = int(_any_of(pair, list(differing.values())).sum())
-    columns = tuple(name for name, different in differing.items() if different.any())
-    void = _moved(pair, moved) if moved.any() else None
-    return replace(expected, void=void, differing_rows=rows, differing_columns=columns)
+    found = pair.differences
+    assert found is not None
+    return replace(
+        expected,
+        void=_moved(pair, found.moved) if found.moved.any() else None,
+        differing_rows=found.rows,
+        differing_columns=found.columns,
+    )
 
 
 def _same_origin(a: _Run, b: _Run) -> bool:
@@ -223,31 +223,6 @@ _RULES: Mapping[str, _Rule] = {
     "engine.batch_order_seed": _by_itself,
     "engine.shard_size": _by_itself,
 }
-
-
-def _differing(pair: AlignedPair) -> dict[str, BoolArray]:
-    """Rows that differ, bool [N], by the column of `RunColumns` that both runs have."""
-    found: dict[str, BoolArray] = {}
-    for field in fields(pair.baseline):
-        a, b = getattr(pair.baseline, field.name), getattr(pair.candidate, field.name)
-        if a is None or b is None:
-            continue
-        if a.shape != b.shape:
-            found[field.name] = np.ones(len(pair), dtype=np.bool_)
-            continue
-        different = a != b
-        if a.dtype.kind == "f":
-            different &= ~(np.isnan(a) & np.isnan(b))
-        found[field.name] = different.reshape(len(pair), -1).any(axis=1)
-    return found
-
-
-def _any_of(pair: AlignedPair, rows: list[BoolArray]) -> BoolArray:
-    """Rows that are marked in some of the arrays: bool [N]."""
-    marked = np.zeros(len(pair), dtype=np.bool_)
-    for some in rows:
-        marked |= some
-    return marked
 
 
 def _moved(pair: AlignedPair, moved: BoolArray) -> str:

@@ -14,13 +14,12 @@ from itertools import combinations, pairwise
 import numpy as np
 
 from trace_audit.diff import identity
-from trace_audit.diff.align import align
+from trace_audit.diff.align import reduced
 from trace_audit.diff.bootstrap import Resampler
 from trace_audit.diff.catalog import CATALOG
 from trace_audit.diff.flips import top_changes
-from trace_audit.diff.kl_metrics import pair_kl
 from trace_audit.diff.metric import Floor, FloorKind, Interval, Metric
-from trace_audit.diff.metrics import MetricTable, unequal_rows
+from trace_audit.diff.metrics import MetricTable
 from trace_audit.diff.source import AuditSource
 from trace_audit.diff.verdict import FloorSummary
 from trace_audit.errors import InvalidComparisonError
@@ -123,8 +122,8 @@ class FloorBook:
 
     def _compared(self, a: str, b: str) -> _PairFloor:
         source = self._source
-        pair = align(source.trace, source.rows(a), source.rows(b), record=source.record_rows())
-        unequal = unequal_rows(pair)
+        pair = reduced(source.pair_rows(a, b))
+        unequal = pair.unequal
         share = None if unequal is None else float(unequal.mean())
         if share == 0.0:
             compared = [name for name, info in CATALOG.items() if info.neutral is not None]
@@ -132,7 +131,7 @@ class FloorBook:
             return _PairFloor(distances=nothing, bitwise=True, unequal_share=0.0, gap_change=0.0)
         changes = top_changes(pair)
         table = MetricTable(pair, Resampler(len(pair.group_ids)))
-        metrics = table.metrics(*pair_kl(pair), changes, excess_refused=source.excess_refused(a, b))
+        metrics = table.metrics(changes, excess_refused=source.excess_refused(a, b))
         gaps = None if changes is None else changes.gap_change
         return _PairFloor(
             distances=dict(_distances(metrics)),

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from trace_audit.diff.align import AlignedPair
-from trace_audit.diff.columns import FloatArray, RunColumns
+from trace_audit.diff.columns import FloatArray
+from trace_audit.diff.pair_rows import PIECE
 from trace_audit.diff.temperature import fitted_temperature
 from trace_audit.storage.import_shift import found_shift
 
@@ -22,8 +23,6 @@ _MIN_EXPLAINED = 0.6
 # broken 3-bit weights, and nothing of sound ones.
 _MIN_EXPLAINED_BY_TEMPERATURE = 0.8
 _MIN_SCALE = 0.02
-# Columns that are numbers of the logits: two rows that share one by chance are rare.
-_VARYING = ("logprob", "entropy", "logsumexp", "log_tail_mass")
 
 
 def hints(pair: AlignedPair) -> tuple[str, ...]:
@@ -36,14 +35,16 @@ def hints(pair: AlignedPair) -> tuple[str, ...]:
     )
 
 
-def _sides(pair: AlignedPair) -> list[tuple[str, RunColumns]]:
-    return [(pair.baseline_name, pair.baseline), (pair.candidate_name, pair.candidate)]
+def _sides(pair: AlignedPair) -> list[tuple[str, FloatArray]]:
+    """Name and logprobs of both runs."""
+    logprobs = (pair.baseline_logprob, pair.candidate_logprob)
+    return list(zip((pair.baseline_name, pair.candidate_name), logprobs, strict=True))
 
 
 def _filtered_out(pair: AlignedPair) -> Iterator[str]:
     if not pair.distribution.is_filtered:
         return
-    a, b = (np.isneginf(run.logprob) for _, run in _sides(pair))
+    a, b = (np.isneginf(logprob) for _, logprob in _sides(pair))
     if (a | b).any():
         yield (
             f"top_k or top_p left the forced token out in {pair.baseline_name} alone at "
@@ -53,8 +54,8 @@ def _filtered_out(pair: AlignedPair) -> Iterator[str]:
 
 
 def _positive(pair: AlignedPair) -> Iterator[str]:
-    for name, run in _sides(pair):
-        positive = run.logprob[run.logprob > 0]
+    for name, logprob in _sides(pair):
+        positive = logprob[logprob > 0]
         if len(positive):
             yield (
                 f"{len(positive):,} logprobs of {name} are positive, the largest "
@@ -65,25 +66,24 @@ def _positive(pair: AlignedPair) -> Iterator[str]:
 def _constant(pair: AlignedPair) -> Iterator[str]:
     if pair.distribution.is_filtered:
         return  # One id that is left has logprob 0 and entropy 0, and rightly so.
-    for name, run in _sides(pair):
-        for column in _VARYING:
-            values: FloatArray | None = getattr(run, column)
-            if values is None or len(values) < _MIN_TOKENS or not np.isfinite(values[0]):
-                continue
-            if (values == values[0]).all():
-                yield (
-                    f"{column} of {name} is {values[0]:g} at every token: it was not computed "
-                    "for these tokens"
-                )
+    if len(pair) < _MIN_TOKENS:
+        return
+    for found in pair.constants:
+        name = pair.candidate_name if found.candidate else pair.baseline_name
+        yield (
+            f"{found.column} of {name} is {found.value:g} at every token: it was not computed for "
+            "these tokens"
+        )
 
 
 def _shifted(pair: AlignedPair) -> list[str]:
-    a, b = pair.baseline.logprob, pair.candidate.logprob
+    first = slice(0, PIECE)  # of a long trace this is enough
+    a, b = (logprob[first] for _, logprob in _sides(pair))
     # The run that knows how it scored is in place; of two that do, the baseline.
     given, own = (pair.candidate_name, pair.baseline_name)
     if pair.baseline_name == "imported":
         given, own, a, b = own, given, b, a
-    shift = found_shift(b, a, pair.sequence, pair.step)
+    shift = found_shift(b, a, pair.sequence[first], pair.step[first])
     return [] if shift is None else [shift.words(given, own)]
 
 
@@ -105,7 +105,7 @@ def _scaled(pair: AlignedPair) -> list[str]:
 
 def _one_factor(pair: AlignedPair) -> list[str]:
     """One factor between the two sides' logprobs, from a regression through the origin."""
-    a, b = (run.logprob[pair.finite] for _, run in _sides(pair))
+    a, b = (logprob[:PIECE][pair.finite[:PIECE]] for _, logprob in _sides(pair))
     squares, deltas = float(a @ a), float((b - a) @ (b - a))
     if len(a) < _MIN_TOKENS or squares == 0 or deltas == 0:
         return []

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trace_audit.diff.flips import MANTISSA_BITS
 from trace_audit.diff.scoring import check_same, distribution, why_not_gated, words
 from trace_audit.diff.summary import Difference, RunIdentity
+from trace_audit.diff.top_tokens import MANTISSA_BITS
 from trace_audit.errors import InvalidComparisonError
 
 # A name is no numerics, and neither is room to spare: a test holds that it changes no byte.

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trace_audit.diff.columns import FloatArray, IntArray, RunColumns
+from trace_audit.diff.columns import FloatArray, IdArray, RunColumns
 from trace_audit.storage.schema import SUPPORT_TOP_K
 
 HEAVY_TAIL_RATIO = 4.0
@@ -78,7 +78,7 @@ def fixed_support_kl(
     x: FixedSupport,
     y: FixedSupport,
     record: FixedSupport,
-    support_token_ids: IntArray,
+    support_token_ids: IdArray,
     *,
     num_top: int = SUPPORT_TOP_K,
 ) -> KLTerms:
@@ -88,7 +88,7 @@ def fixed_support_kl(
         x: The distribution that the expectation is over.
         y: The other one.
         record: The run whose tail the last S - num_top ids were drawn from.
-        support_token_ids: int64 [N, S], -1 where none.
+        support_token_ids: int32 [N, S], -1 where none.
         num_top: k, leading ids that are the record run's best; the rest are draws.
     """
     no_support = (support_token_ids < 0).any(axis=1) | (support_token_ids.shape[1] <= num_top)
@@ -115,16 +115,16 @@ def fixed_support_kl(
 
 
 def _phi(d: FloatArray) -> FloatArray:
-    return d + np.expm1(-d)
+    phi = np.expm1(-d)
+    phi += d
+    return phi
 
 
 def _phi_terms(log_x: FloatArray, log_y: FloatArray) -> FloatArray:
     """x ln(x/y) - x + y: y where x is zero, inf where only y is zero, 0 where both are."""
-    zero_x = np.isneginf(log_x)
-    zero_y = np.isneginf(log_y)
-    terms = np.exp(log_x) * _phi(log_x - log_y)
-    terms = np.where(zero_x, np.exp(log_y), terms)
-    return np.where(zero_y & ~np.isnan(log_x), np.where(zero_x, 0.0, np.inf), terms)
+    terms = _phi(log_x - log_y)
+    terms *= np.exp(log_x)
+    return _at_zeros(terms, log_x, log_y, log_y)
 
 
 def _tail_terms(x: FixedSupport, y: FixedSupport, record: FixedSupport) -> FloatArray:
@@ -132,8 +132,16 @@ def _tail_terms(x: FixedSupport, y: FixedSupport, record: FixedSupport) -> Float
     log_weight_x = x.logprobs - record.logprobs + record.log_tail
     # t_X r_Y: what is left of a term when x(v) is zero.
     log_weight_y = y.logprobs - record.logprobs + record.log_tail + x.log_tail - y.log_tail
-    zero_x = np.isneginf(x.logprobs)
-    zero_y = np.isneginf(y.logprobs)
     terms = np.exp(log_weight_x) * _phi(log_weight_x - log_weight_y)
-    terms = np.where(zero_x, np.exp(log_weight_y), terms)
-    return np.where(zero_y & ~np.isnan(x.logprobs), np.where(zero_x, 0.0, np.inf), terms)
+    return _at_zeros(terms, x.logprobs, y.logprobs, log_weight_y)
+
+
+def _at_zeros(
+    terms: FloatArray, log_x: FloatArray, log_y: FloatArray, log_left: FloatArray
+) -> FloatArray:
+    """The terms, with their limits where a probability is zero; ``log_left`` is left of x = 0."""
+    zero_x, zero_y = log_x == -np.inf, log_y == -np.inf
+    if not (zero_x.any() or zero_y.any()):
+        return terms
+    terms = np.where(zero_x, np.exp(log_left), terms)
+    return np.where(zero_y & ~np.isnan(log_x), np.where(zero_x, 0.0, np.inf), terms)

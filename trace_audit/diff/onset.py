@@ -26,11 +26,17 @@ def onset(pair: AlignedPair, floor: float) -> Onset | None:
     limit = max(floor, SMALLEST_LIMIT)
     if not len(pair):
         return None
-    first = int(pair.position.min())
-    offset = pair.position - first
-    over = ~pair.finite | (np.abs(pair.delta) > limit)
-    tokens = np.bincount(offset)
-    moved = np.bincount(offset, weights=over, minlength=len(tokens)) > tokens / 2
+    ends = [(p.min(), p.max()) for p in map(pair.position, pair.pieces())]
+    first = int(min(low for low, _ in ends))
+    length = int(max(high for _, high in ends)) - first + 1
+    tokens, over = np.zeros(length, dtype=np.int64), np.zeros(length)
+    for piece in pair.pieces():
+        position = pair.position(piece)
+        delta = pair.delta[piece]
+        far = ~np.isfinite(delta) | (np.abs(delta) > limit)
+        tokens += np.bincount(position - first, minlength=length)
+        over += np.bincount(position - first, weights=far, minlength=length)
+    moved = over > tokens / 2
     starts = np.flatnonzero(moved & (_window_sums(moved) > WINDOW / 2))
     if not len(starts):
         return None

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from trace_audit.diff.align import AlignedPair
 from trace_audit.diff.bootstrap import Resampler
 from trace_audit.diff.drift import drift
-from trace_audit.diff.kl import KLTerms
 from trace_audit.diff.metric import Metric
 from trace_audit.diff.onset import onset
 from trace_audit.diff.pattern import Structure
@@ -28,7 +27,6 @@ _OWN_SIZES = ("engine.block_size", "engine.max_num_batched_tokens")
 def pair_structure(
     pair: AlignedPair,
     resampler: Resampler,
-    kl: KLTerms | None,
     metrics: Sequence[Metric],
     candidate: RunIdentity,
 ) -> Structure:
@@ -37,7 +35,6 @@ def pair_structure(
     Args:
         pair: The aligned runs.
         resampler: Draws from its groups.
-        kl: KL(baseline || candidate) of each row, where it can be had.
         metrics: The pair's metrics with their floors.
         candidate: Its configuration has block sizes of its own to look for.
     """
@@ -50,5 +47,5 @@ def pair_structure(
         phases=phase_slices(pair, resampler),
         launches=launch_slices(pair, resampler),
         confidence=confidence_slices(pair, resampler),
-        worst_kl_share=worst_share(None if kl is None else kl.estimate),
+        worst_kl_share=worst_share(pair.kl.estimate),
     )

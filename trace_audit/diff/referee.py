@@ -6,13 +6,10 @@ trusted more, say the float32 record, does.
 
 from __future__ import annotations
 
-import numpy as np
-
-from trace_audit.diff.align import AlignedPair, RunRows
+from trace_audit.diff.align import AlignedPair
 from trace_audit.diff.bootstrap import Resampler
-from trace_audit.diff.estimators import GroupedTokens
-from trace_audit.diff.kl import FixedSupport, KLTerms, fixed_support, fixed_support_kl
-from trace_audit.diff.kl_metrics import MAX_HEAVY_SHARE, heavy_tail_share
+from trace_audit.diff.estimators import Estimator
+from trace_audit.diff.kl_metrics import MAX_HEAVY_SHARE
 from trace_audit.diff.verdict import Nearness, Referee
 from trace_audit.errors import UsageError
 
@@ -31,24 +28,20 @@ def check_referee(referee: str | None, baseline: str, candidates: tuple[str, ...
         )
 
 
-def judged_by(
-    pair: AlignedPair, referee: RunRows, resampler: Resampler, *, margin: float
-) -> Referee:
+def judged_by(pair: AlignedPair, referee: str, resampler: Resampler, *, margin: float) -> Referee:
     """D = KL(referee || candidate) - KL(referee || baseline), by group.
 
     Args:
-        pair: The two runs.
+        pair: The two runs, read together with the referee.
         referee: The run that is trusted.
         resampler: Draws from the pair's groups.
         margin: How much farther counts as not farther, nats.
     """
-    terms = _terms(pair, referee)
-    if isinstance(terms, str):
-        return Referee(run=referee.name, margin=margin, reason=terms)
-    near, far = terms
-    used = near.usable & far.usable
-    tokens = GroupedTokens(pair.group[used], resampler)
-    estimate = tokens.mean(far.estimate[used] - near.estimate[used])
+    reason = _why_none(pair)
+    kl = pair.kl.referee
+    if reason is not None or kl is None:
+        return Referee(run=referee, margin=margin, reason=reason)
+    estimate = Estimator(resampler).mean(kl.difference)
     nearness: Nearness = "undecided"
     if estimate.interval is not None:
         if estimate.interval.low > margin:
@@ -58,42 +51,29 @@ def judged_by(
         elif estimate.interval.high <= margin:
             nearness = "not farther"
     return Referee(
-        run=referee.name,
+        run=referee,
         margin=margin,
-        baseline_kl=float(near.estimate[used].mean()),
-        candidate_kl=float(far.estimate[used].mean()),
+        baseline_kl=kl.near_used.mean,
+        candidate_kl=kl.far_used.mean,
         difference=estimate.value,
         interval=estimate.interval,
         nearness=nearness,
-        left_out=int((~used).sum()),
+        left_out=len(pair) - kl.difference.size,
     )
 
 
-def _terms(pair: AlignedPair, referee: RunRows) -> tuple[KLTerms, KLTerms] | str:
-    """KL(referee || baseline) and KL(referee || candidate) of each row, or why there is none."""
-    rows = referee.row_of[pair.flat]
-    if (rows < 0).any():
+def _why_none(pair: AlignedPair) -> str | None:
+    """Why there is no KL from the referee to compare; None if there is."""
+    if pair.referee_run is None:
         return "the referee lacks some of the compared tokens"
-    sides = [
-        fixed_support(columns)
-        for columns in (
-            referee.columns.take(rows),
-            pair.baseline,
-            pair.candidate,
-            pair.record,
-        )
-    ]
-    found: list[FixedSupport] = [side for side in sides if side is not None]
-    if len(found) < len(sides):
+    kl = pair.kl.referee
+    if kl is None:
         return "a run has no logprobs at the fixed support"
-    judge, baseline, candidate, record = found
-    ids = pair.support_token_ids
-    near, far = (fixed_support_kl(judge, side, record, ids) for side in (baseline, candidate))
-    if not (near.usable & far.usable).any():
+    if not kl.difference.size:
         return "no position has a finite KL on both sides"
-    if np.any(far.infinite & ~near.infinite):
-        return f"KL to the candidate is infinite at {int(far.infinite.sum()):,} tokens"
-    share = max(heavy_tail_share(near) or 0.0, heavy_tail_share(far) or 0.0)
+    if kl.newly_infinite:
+        return f"KL to the candidate is infinite at {kl.far.infinite:,} tokens"
+    share = max(kl.near.heavy_share or 0.0, kl.far.heavy_share or 0.0)
     if share > MAX_HEAVY_SHARE:
         return f"{share:.0%} of a KL comes from tails over 4 times the record run's"
-    return near, far
+    return None

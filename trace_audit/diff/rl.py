@@ -32,7 +32,7 @@ def rl_metrics(pair: AlignedPair, grouped: Grouped, reason: str | None) -> list[
     """
     if reason is not None:
         return [absent(name, reason) for name in RL]
-    delta = pair.delta[pair.finite]
+    delta = pair.finite_values(pair.delta)
     ratio = np.exp(delta)
     tokens = grouped(pair.finite)
     return [

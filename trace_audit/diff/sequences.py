@@ -116,39 +116,33 @@ def sequence_text(
         chosen: Why it is shown.
         max_steps: Output tokens shown at most.
     """
-    pair, sequence = comparison.pair, source.sequences[index]
-    rows = np.flatnonzero(pair.sequence == index)
-    row_of = dict(zip(pair.step[rows].tolist(), rows.tolist(), strict=True))
-    length = len(sequence.output_token_ids)
+    pair, ids = comparison.pair, source.text_of(index)
+    rows = np.arange(pair.first_row[index], pair.first_row[index + 1])
+    length = len(ids.output)
     size = np.zeros(length)
     # Non-finite rows draw the window to themselves.
     size[pair.step[rows]] = np.where(pair.finite[rows], np.abs(pair.delta[rows]), _NON_FINITE)
     start, end = window(size, max_steps)
-    ids = sequence.output_token_ids[start:end].tolist()
-    prompt = sequence.prompt_token_ids.tolist()
+    shown = rows[(pair.step[rows] >= start) & (pair.step[rows] < end)]
+    tokens = comparison.details.tokens(shown.tolist(), context=False)
+    diffs = {token.place.step: token for token in tokens}
     return SequenceText(
         index=index,
-        sequence_id=sequence.sequence_id,
+        sequence_id=pair.trace.sequence_ids[index],
         chosen=chosen,
-        prompt=source.joined_text(prompt[-_PROMPT_TOKENS:]),
-        prompt_tokens=len(prompt),
-        prompt_left_out=max(0, len(prompt) - _PROMPT_TOKENS),
+        prompt=source.joined_text(ids.prompt[-_PROMPT_TOKENS:]),
+        prompt_tokens=len(ids.prompt),
+        prompt_left_out=max(0, len(ids.prompt) - _PROMPT_TOKENS),
         output_tokens=length,
         tokens=tuple(
-            _text_token(source, comparison, step, token_id, row_of.get(step))
-            for step, token_id in enumerate(ids, start)
+            TextToken(
+                step=step,
+                token_id=token_id,
+                text=source.token_text(token_id),
+                ends_line=source.ends_line(token_id),
+                diff=diffs.get(step),
+            )
+            for step, token_id in enumerate(ids.output[start:end].tolist(), start)
         ),
         sum_abs_delta=float(sums_of_abs_delta(pair)[index]),
-    )
-
-
-def _text_token(
-    source: AuditSource, comparison: Comparison, step: int, token_id: int, row: int | None
-) -> TextToken:
-    return TextToken(
-        step=step,
-        token_id=token_id,
-        text=source.token_text(token_id),
-        ends_line=source.ends_line(token_id),
-        diff=None if row is None else comparison.details.token(row, context=False),
     )

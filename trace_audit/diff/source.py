@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from trace_audit.diff.align import RunRows, run_rows
+import numpy as np
+from numpy.typing import NDArray
+
 from trace_audit.diff.identity import logit_dtype, run_identity, why_no_excess
+from trace_audit.diff.pair_rows import PairRows, pair_rows
+from trace_audit.diff.run_rows import RunRows, run_rows
 from trace_audit.diff.summary import TraceIdentity
 from trace_audit.diff.trace_index import TraceIndex, trace_index
 from trace_audit.text import display_bytes
 
 if TYPE_CHECKING:
     from trace_audit.storage.audit_dir import AuditDir
-    from trace_audit.storage.trace import TraceSequence
     from trace_audit.storage.vocabulary import Vocabulary
 
 RECORD = "record"
-# Record, baseline, candidate and a repeat: more runs would make memory grow with the audit.
-_RUNS_KEPT = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceTokens:
+    """Token ids of one sequence, for its text: int32 each."""
+
+    prompt: NDArray[np.int32]
+    output: NDArray[np.int32]
 
 
 class AuditSource:
-    """Trace, vocabulary and runs of one audit; the runs used last are kept."""
+    """Trace, vocabulary and runs of one audit; of the runs only where their rows are is kept."""
 
     def __init__(self, audit: AuditDir, *, redact_text: bool = False) -> None:
         """Reads from an opened directory, when asked.
@@ -39,17 +48,19 @@ class AuditSource:
         self._info: dict[str, dict[str, Any]] = {}
 
     @cached_property
-    def sequences(self) -> list[TraceSequence]:
-        """The trace, a row a sequence."""
-        return self.audit.read_trace()
-
-    @cached_property
     def trace(self) -> TraceIndex:
         """The trace as flat arrays."""
         temperature = self.audit.info.sampling.get("temperature")
         if not isinstance(temperature, int | float):
             temperature = None
-        return trace_index(self.sequences, temperature=temperature)
+        return trace_index(self.audit.open_trace(), temperature=temperature)
+
+    def text_of(self, index: int) -> SequenceTokens:
+        """Token ids of one sequence of the trace; the prompt is read for it."""
+        start, end = self.trace.start[index : index + 2]
+        return SequenceTokens(
+            prompt=self.trace.reader.prompt(index), output=self.trace.token_id[start:end]
+        )
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -83,24 +94,17 @@ class AuditSource:
         Raises:
             InvalidComparisonError: They do not belong to this trace.
         """
-        rows = self._rows.pop(name, None)
-        if rows is None:
-            rows = self._read(name)
-        self._rows[name] = rows
-        if len(self._rows) > _RUNS_KEPT:
-            del self._rows[next(iter(self._rows))]
-        return rows
-
-    def _read(self, name: str) -> RunRows:
-        identity = run_identity(name, self.info(name))
-        rows = run_rows(
-            self.trace,
-            name,
-            self.audit.read_tokens(name),
-            logit_dtype=logit_dtype(identity),
-            subset=identity.subset,
-        )
-        return replace(rows, distribution=identity.distribution)
+        if name not in self._rows:
+            identity = run_identity(name, self.info(name))
+            self._rows[name] = run_rows(
+                self.trace,
+                name,
+                self.audit.open_tokens(name),
+                logit_dtype=logit_dtype(identity),
+                subset=identity.subset,
+                distribution=identity.distribution,
+            )
+        return self._rows[name]
 
     def excess_refused(self, baseline: str, candidate: str) -> str | None:
         """Why `kl.excess` of two runs has no meaning; None if it has one."""
@@ -114,9 +118,20 @@ class AuditSource:
         assert sides[1] is not None
         return why_no_excess(record, sides[0], sides[1])
 
-    def record_rows(self) -> RunRows | None:
-        """The record run, which the support was drawn from; None if the audit lacks it."""
-        return self.rows(RECORD) if RECORD in self.audit.run_names() else None
+    def pair_rows(self, baseline: str, candidate: str, *, referee: str | None = None) -> PairRows:
+        """The scored tokens of two runs, paired.
+
+        Raises:
+            InvalidComparisonError: They cannot be compared.
+            AuditDirError: A run is unknown or damaged.
+        """
+        return pair_rows(
+            self.trace,
+            self.rows(baseline),
+            self.rows(candidate),
+            record=self.rows(RECORD) if RECORD in self.audit.run_names() else None,
+            referee=None if referee is None else self.rows(referee),
+        )
 
     def trace_identity(self) -> TraceIdentity:
         """The trace as a report names it."""
@@ -129,7 +144,7 @@ class AuditSource:
             trace_sha256=info.trace_sha256,
             prompts_sha256=info.prompts_sha256,
             sources=tuple(sorted(set(self.trace.sources))),
-            sequences=len(self.sequences),
+            sequences=len(self.trace.sequence_ids),
             output_tokens=len(self.trace),
             vocabulary_size=info.vocabulary_size,
             tokenizer_size=info.tokenizer_size,

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 _MAX_TERMS = 20_000
 _TINY = 1e-300
 _EPSILON = 1e-16
+_CDF_IS_ZERO, _CDF_IS_ONE = -39.0, 9.0
 
 
 def incomplete_beta(a: float, b: float, x: float) -> float:
@@ -111,5 +112,9 @@ def normal_cdf(x: NDArray[np.float64]) -> NDArray[np.float64]:
     Args:
         x: float64 [N].
     """
-    scaled = (x / -math.sqrt(2.0)).tolist()
-    return 0.5 * np.fromiter(map(math.erfc, scaled), dtype=np.float64, count=len(scaled))
+    # 0 and 1 to the last bit beyond these.
+    cdf = (x > _CDF_IS_ONE).astype(np.float64)
+    inside = np.flatnonzero((x >= _CDF_IS_ZERO) & (x <= _CDF_IS_ONE))
+    scaled = (x[inside] / -math.sqrt(2.0)).tolist()
+    cdf[inside] = 0.5 * np.fromiter(map(math.erfc, scaled), dtype=np.float64, count=len(scaled))
+    return cdf

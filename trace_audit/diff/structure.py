@@ -9,35 +9,41 @@ from numpy.typing import NDArray
 
 from trace_audit.diff.align import AlignedPair
 from trace_audit.diff.bootstrap import Resampler
-from trace_audit.diff.columns import IntArray
-from trace_audit.diff.estimators import GroupedTokens
+from trace_audit.diff.columns import FloatArray, IntArray
+from trace_audit.diff.estimators import Estimator
 from trace_audit.diff.intervals import clipped
+from trace_audit.diff.moments import LabelledMoments
+from trace_audit.diff.pair_rows import PairRows
 from trace_audit.diff.summary import Influence, Place, PositionBucket
 
 NUM_BUCKETS = 32
 
 
-def place(pair: AlignedPair, row: int) -> Place:
+def place(pair: PairRows, row: int) -> Place:
     """Sequence, step and position of a row."""
     return Place(
         sequence_id=pair.trace.sequence_ids[pair.sequence[row]],
         step=int(pair.step[row]),
-        position=int(pair.position[row]),
+        position=int(pair.position(np.array([row]))[0]),
     )
 
 
-def first_place(pair: AlignedPair, rows: NDArray[np.bool_]) -> Place | None:
+def first_place(pair: PairRows, rows: NDArray[np.bool_]) -> Place | None:
     """The marked row at the lowest absolute position; of equals, the earliest sequence.
 
     Args:
         pair: N aligned rows.
         rows: bool [N].
     """
-    marked = np.flatnonzero(rows)
-    if not len(marked):
-        return None
-    # argmin returns the first minimum, and rows are in sequence order.
-    return place(pair, int(marked[np.argmin(pair.position[marked])]))
+    firsts = []
+    for piece in pair.pieces():
+        marked = piece.start + np.flatnonzero(rows[piece])
+        if len(marked):
+            position = pair.position(marked)
+            # argmin returns the first minimum, and rows are in sequence order.
+            first = int(np.argmin(position))
+            firsts.append((int(position[first]), int(marked[first])))
+    return place(pair, min(firsts)[1]) if firsts else None
 
 
 def bucket_edges(first: int, last: int, *, num_buckets: int = NUM_BUCKETS) -> IntArray:
@@ -46,27 +52,38 @@ def bucket_edges(first: int, last: int, *, num_buckets: int = NUM_BUCKETS) -> In
     return np.unique(np.round(edges).astype(np.int64))
 
 
+def position_range(pair: AlignedPair) -> tuple[int, int] | None:
+    """Lowest and highest position of a finite row; None if there is none."""
+    found = [
+        (int(position.min()), int(position.max()))
+        for piece in pair.pieces()
+        if len(position := pair.position(piece)[pair.finite[piece]])
+    ]
+    return (min(low for low, _ in found), max(high for _, high in found)) if found else None
+
+
 def position_buckets(pair: AlignedPair, resampler: Resampler) -> tuple[PositionBucket, ...]:
     """Mean |delta| by log-spaced absolute position; buckets without a finite token are absent."""
-    rows = np.flatnonzero(pair.finite)
-    if not len(rows):
+    covered = position_range(pair)
+    if covered is None:
         return ()
-    position, size = pair.position[rows], np.abs(pair.delta[rows])
-    edges = bucket_edges(int(position.min()), int(position.max()))
-    bucket = np.searchsorted(edges, position, side="right") - 1
-    order = np.argsort(bucket, kind="stable")
-    bounds = np.searchsorted(bucket[order], np.arange(len(edges)))
+    edges = bucket_edges(*covered)
+    means = LabelledMoments(len(pair.group_ids))
+    for piece in pair.pieces():
+        finite = pair.finite[piece]
+        bucket = np.searchsorted(edges, pair.position(piece)[finite], side="right") - 1
+        means.add(bucket, np.abs(pair.delta[piece][finite]), pair.group[piece][finite])
     buckets = []
-    for index, (start, end) in enumerate(pairwise(bounds)):
-        if start == end:
+    for index, (start, end) in enumerate(pairwise(edges.tolist())):
+        moments = means[index]
+        if not moments.size:
             continue
-        inside = order[start:end]
-        estimate = GroupedTokens(pair.group[rows[inside]], resampler).mean(size[inside])
+        estimate = Estimator(resampler).mean(moments)
         buckets.append(
             PositionBucket(
-                start=int(edges[index]),
-                end=int(edges[index + 1]),
-                tokens=len(inside),
+                start=start,
+                end=end,
+                tokens=moments.size,
                 mean_abs_delta=estimate.value,
                 interval=clipped(estimate.interval, 0.0),
             )
@@ -77,7 +94,16 @@ def position_buckets(pair: AlignedPair, resampler: Resampler) -> tuple[PositionB
 def worst_rows(pair: AlignedPair, count: int) -> list[int]:
     """Rows by falling |delta|; non-finite candidate rows first, equal ones in trace order."""
     size = np.where(pair.finite, np.abs(pair.delta), np.inf)
-    return [int(row) for row in np.argsort(-size, kind="stable")[:count] if size[row] > 0]
+    return [row for row in largest_rows(size, count) if size[row] > 0]
+
+
+def largest_rows(values: FloatArray, count: int) -> list[int]:
+    """Indices of the largest values (float64 [N], no NaN), falling, equal ones in order."""
+    rows = np.arange(len(values))
+    if count < len(values):
+        rows = np.flatnonzero(values >= np.partition(values, len(values) - count)[-count])
+    order = np.argsort(-values[rows], kind="stable")[:count]
+    return [int(row) for row in rows[order]]
 
 
 def influence(pair: AlignedPair) -> Influence | None:

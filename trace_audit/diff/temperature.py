@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from trace_audit.diff.align import AlignedPair
-from trace_audit.diff.columns import FloatArray, IntArray, RunColumns
-from trace_audit.diff.kl import FixedSupport, fixed_support
+from trace_audit.diff.columns import FloatArray, IntArray
+from trace_audit.diff.kl import FixedSupport
+from trace_audit.diff.row_sample import SampledRun
 from trace_audit.storage.schema import SUPPORT_TOP_K
 
 _MIN_TOKENS = 16
@@ -41,15 +42,16 @@ class TemperatureFit:
 
 def fitted_temperature(pair: AlignedPair) -> TemperatureFit | None:
     """The best fit, by a run of the two that has the support; None where none can be made."""
-    record = fixed_support(pair.record)
-    sides = [(pair.baseline_name, pair.baseline), (pair.candidate_name, pair.candidate)]
-    if pair.baseline.support_logprobs is None:
+    sample = pair.spread
+    sides = [(pair.baseline_name, sample.baseline), (pair.candidate_name, sample.candidate)]
+    if sample.baseline.support is None:
         sides.reverse()
     (own_name, own), (given_name, given) = sides
-    support = fixed_support(own)
+    record = None if sample.record is None else sample.record.support
+    support = own.support
     if record is None or support is None:
         return None
-    rows = _rows(pair, support, record)
+    rows = _rows(own, given, record)
     deltas = given.logprob[rows] - own.logprob[rows]
     if len(rows) < _MIN_TOKENS or not deltas.any():
         return None
@@ -61,17 +63,19 @@ def fitted_temperature(pair: AlignedPair) -> TemperatureFit | None:
     return TemperatureFit(given=given_name, own=own_name, temperature=1 / beta, explained=explained)
 
 
-def _rows(pair: AlignedPair, own: FixedSupport, record: FixedSupport) -> IntArray:
+def _rows(own: SampledRun, given: SampledRun, record: FixedSupport) -> IntArray:
     """Rows where everything is known, thinned out: int64 [n]."""
-    known = pair.finite & np.isfinite(record.logprobs).all(axis=1) & np.isfinite(record.log_tail)
-    known &= ~np.isnan(own.logprobs).any(axis=1)
+    assert own.support is not None
+    known = np.isfinite(own.logprob) & np.isfinite(given.logprob)
+    known &= np.isfinite(record.logprobs).all(axis=1) & np.isfinite(record.log_tail)
+    known &= ~np.isnan(own.support.logprobs).any(axis=1)
     rows = np.flatnonzero(known)
     return rows[:: max(1, -(-len(rows) // _MAX_TOKENS))]
 
 
 def _rest(
-    given: RunColumns,
-    own: RunColumns,
+    given: SampledRun,
+    own: SampledRun,
     support: FixedSupport,
     record: FixedSupport,
     rows: IntArray,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,73 +12,42 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from trace_audit.errors import AuditDirError, InvalidComparisonError
+from trace_audit.storage.audit_info import (
+    AUDIT_NAME,
+    RECORD_PARTIAL,
+    AuditInfo,
+    check_version,
+    read_audit_info,
+)
 from trace_audit.storage.files import check_file, read_json, unsealed
 from trace_audit.storage.run_files import RUN_NAME, TOKENS_NAME, TRACE_KEY, VERSION_KEY
 from trace_audit.storage.schema import (
     FORMAT_NAME,
-    FORMAT_VERSION,
     TOKENS_SCHEMA,
-    TRACE_SCHEMA,
     VOCABULARY_SCHEMA,
 )
-from trace_audit.storage.tables import check_row_order, read_table
-from trace_audit.storage.trace import TraceSequence, trace_digest, trace_sequences
+from trace_audit.storage.tables import read_metadata, read_table
+from trace_audit.storage.token_file import TokenFile
+from trace_audit.storage.trace import TraceSequence
+from trace_audit.storage.trace_file import TraceFile
 from trace_audit.storage.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from trace_audit.storage.run_writer import RunWriter
 
-__all__ = ["AuditDir", "AuditInfo", "TraceSequence", "Vocabulary"]
+__all__ = [
+    "AUDIT_NAME",
+    "RECORD_PARTIAL",
+    "AuditDir",
+    "AuditInfo",
+    "TraceSequence",
+    "Vocabulary",
+]
 
-AUDIT_NAME = "audit.json"
 TRACE_NAME = "trace.parquet"
 VOCABULARY_NAME = "vocabulary.parquet"
 RUNS_NAME = "runs"
 RECORD_RUN = "record"
-RECORD_PARTIAL = ".record.partial"
-
-
-@dataclass(frozen=True, kw_only=True)
-class AuditInfo:
-    """audit.json.
-
-    Attributes:
-        format_version: Of the whole directory.
-        model: As the user gave it.
-        model_path: The directory it was loaded from.
-        model_revision: Hub revision, where it came from there.
-        model_fingerprint: sha256 over configuration and weights.
-        tokenizer_fingerprint: sha256 over the tokenizer's files; None without a tokenizer.
-        prompts_sha256: sha256 of the prompts file.
-        vocabulary_size: Width of the model's logits.
-        tokenizer_size: Number of the tokenizer's ids; None without a tokenizer.
-        trace_sha256: Digest of the trace's content (``trace_digest``).
-        num_sequences: Sequences of the trace.
-        num_output_tokens: Output tokens of the trace.
-        seed: Of sampling and of the support's tail draws.
-        sampling: temperature, max_tokens, ignore_eos, stop_token_ids, stop_strings.
-        files: sha256 and size of trace and vocabulary.
-    """
-
-    format_version: int
-    model: str
-    model_path: str
-    model_revision: str | None
-    model_fingerprint: str
-    tokenizer_fingerprint: str | None
-    prompts_sha256: str
-    vocabulary_size: int
-    tokenizer_size: int | None
-    trace_sha256: str
-    num_sequences: int
-    num_output_tokens: int
-    seed: int
-    sampling: Mapping[str, Any]
-    files: Mapping[str, Mapping[str, Any]]
-
-    def to_json(self) -> dict[str, Any]:
-        """The content of audit.json."""
-        return {"format": FORMAT_NAME, **asdict(self)}
 
 
 class AuditDir:
@@ -103,26 +71,25 @@ class AuditDir:
                 damaged.
         """
         path = Path(path)
-        return cls(path, _audit_info(path))
+        return cls(path, read_audit_info(path))
+
+    def open_trace(self) -> TraceFile:
+        """Opens the trace, to be read a few sequences at a time.
+
+        Raises:
+            AuditDirError: It is missing or damaged.
+        """
+        path = self.path / TRACE_NAME
+        check_file(path, self.info.files.get(TRACE_NAME))
+        return TraceFile(path, self.info.trace_sha256)
 
     def read_trace(self) -> list[TraceSequence]:
-        """Reads the trace, in the order of the prompts file.
+        """Reads the whole trace, in the order of the prompts file.
 
         Raises:
             AuditDirError: It is missing, damaged, or not the trace that audit.json names.
         """
-        path = self.path / TRACE_NAME
-        table = self._read(TRACE_NAME, TRACE_SCHEMA)
-        try:
-            sequences = trace_sequences(table)
-        except ValueError as error:
-            raise AuditDirError(f"{path} is damaged: {error}.") from error
-        if trace_digest(sequences) != self.info.trace_sha256:
-            raise AuditDirError(
-                f"{path} is not the trace that {AUDIT_NAME} names.",
-                hint="Files of two audits were mixed; copy the whole directory again.",
-            )
-        return sequences
+        return list(self.open_trace().sequences())
 
     def vocabulary(self) -> Vocabulary:
         """Reads the bytes of every token id.
@@ -167,7 +134,7 @@ class AuditDir:
             )
         path = self.path / RUNS_NAME / name / RUN_NAME
         info = read_json(path)
-        _check_version(path, info.get("format_version"))
+        check_version(path, info.get("format_version"))
         info = unsealed(path, info)
         if info.get("name") != name:
             raise AuditDirError(f"{path} is that of run {info.get('name')!r}.")
@@ -175,8 +142,8 @@ class AuditDir:
             raise AuditDirError(f"{path} does not say that the run is complete.")
         return info
 
-    def read_tokens(self, name: str) -> pa.Table:
-        """Reads a run's rows in `TOKENS_SCHEMA`, sorted by (sequence_index, step).
+    def open_tokens(self, name: str) -> TokenFile:
+        """Opens a run's rows, sorted by (sequence_index, step), to be read in pieces.
 
         Raises:
             AuditDirError: Size, sha256, columns, format version or row order do not match.
@@ -185,13 +152,13 @@ class AuditDir:
         info = self.run_info(name)
         path = self.path / RUNS_NAME / name / TOKENS_NAME
         check_file(path, _file(info, TOKENS_NAME))
-        table, metadata = read_table(path, TOKENS_SCHEMA)
-        self.check_metadata(name, path, metadata)
-        try:
-            check_row_order(table)
-        except ValueError as error:
-            raise AuditDirError(f"The rows of {path} are not in order: {error}.") from error
-        return table
+        self.check_metadata(name, path, read_metadata(path))
+        return TokenFile(path)
+
+    def read_tokens(self, name: str) -> pa.Table:
+        """Reads all of a run's rows in `TOKENS_SCHEMA`; raises what :meth:`open_tokens` does."""
+        self.open_tokens(name)
+        return read_table(self.path / RUNS_NAME / name / TOKENS_NAME, TOKENS_SCHEMA)[0]
 
     def run_directory(self, name: str) -> Path:
         """Where the files of a run are."""
@@ -204,7 +171,7 @@ class AuditDir:
             AuditDirError: It is of a newer format, or states none.
             InvalidComparisonError: It is of another trace.
         """
-        _check_version(path, metadata.get(VERSION_KEY))
+        check_version(path, metadata.get(VERSION_KEY))
         if metadata.get(TRACE_KEY) != self.info.trace_sha256:
             raise InvalidComparisonError(
                 f"Run {run!r} scored another trace than this audit's.",
@@ -232,9 +199,9 @@ class AuditDir:
             for path in sorted((self.path / RUNS_NAME).glob("[!.]*"))
             if not (path / RUN_NAME).is_file()
         ]
-        checks: list[Callable[[], object]] = [self.read_trace, self.vocabulary]
+        checks: list[Callable[[], object]] = [self._pass_trace, self.vocabulary]
         for name in self.run_names():
-            checks.append(partial(self.read_tokens, name))
+            checks.append(partial(self._pass_tokens, name))
             checks += [partial(read, self, name) for read in (read_exact_kl, open_full_logprobs)]
         for check in checks:
             try:
@@ -243,6 +210,16 @@ class AuditDir:
                 problems.append(error.message)
         # A damaged run.json is met once a file of its run.
         return list(dict.fromkeys(problems))
+
+    def _pass_trace(self) -> None:
+        """Reads the whole trace and keeps nothing."""
+        for _ in self.open_trace().sequences():
+            pass
+
+    def _pass_tokens(self, name: str) -> None:
+        """Reads all rows of a run and keeps none."""
+        for _ in self.open_tokens(name).pieces(TOKENS_SCHEMA.names):
+            pass
 
     def _read(self, name: str, schema: pa.Schema) -> pa.Table:
         path = self.path / name
@@ -268,55 +245,6 @@ def is_audit(path: Path) -> bool:
         # Not ours for certain, so nothing may be deleted on the strength of it.
         return False
     return isinstance(value, dict) and value.get("format") == FORMAT_NAME
-
-
-def _audit_info(path: Path) -> AuditInfo:
-    manifest = path / AUDIT_NAME
-    if not manifest.is_file():
-        raise _not_an_audit(path)
-    value = read_json(manifest)
-    if value.get("format") != FORMAT_NAME:
-        raise AuditDirError(
-            f"{manifest} was not written by trace-audit.", hint="Give an audit directory."
-        )
-    _check_version(manifest, value.get("format_version"))
-    value = unsealed(manifest, value)
-    names = {field.name for field in fields(AuditInfo)}
-    if names != value.keys() - {"format"}:
-        wrong = ", ".join(sorted(names ^ (value.keys() - {"format"})))
-        raise AuditDirError(f"{manifest} is damaged: keys missing or unknown: {wrong}.")
-    if not isinstance(value["files"], dict) or not isinstance(value["sampling"], dict):
-        raise AuditDirError(f"{manifest} is damaged: files and sampling must be objects.")
-    return AuditInfo(**{name: value[name] for name in names})
-
-
-def _not_an_audit(path: Path) -> AuditDirError:
-    if (path / RECORD_PARTIAL).is_dir():
-        return AuditDirError(
-            f"The record in {path} was interrupted, so there is no audit yet.",
-            hint="Run the same record command again to finish it.",
-        )
-    if not path.exists():
-        return AuditDirError(
-            f"There is no audit directory {path}.",
-            hint=f"Make one: trace-audit record MODEL --prompts FILE -o {path}",
-        )
-    return AuditDirError(
-        f"{path} is not an audit directory: it has no {AUDIT_NAME}.",
-        hint="Give the directory that `trace-audit record -o` made.",
-    )
-
-
-def _check_version(path: Path, version: object) -> None:
-    if isinstance(version, str) and version.isdecimal():
-        version = int(version)
-    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-        raise AuditDirError(f"{path} does not state its format version, so it is damaged.")
-    if version > FORMAT_VERSION:
-        raise AuditDirError(
-            f"{path} has format version {version}; this trace-audit reads up to {FORMAT_VERSION}.",
-            hint="Read it with the newer trace-audit that wrote it.",
-        )
 
 
 def _file(info: Mapping[str, Any], name: str) -> object:

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from trace_audit.errors import AuditDirError
 from trace_audit.storage.audit_dir import RECORD_RUN
 from trace_audit.storage.files import check_file
+from trace_audit.storage.row_order import check_row_order
 from trace_audit.storage.schema import EXACT_KL_SCHEMA, FULL_LOGPROBS_SCHEMA
 from trace_audit.storage.tables import (
-    check_row_order,
     read_metadata,
     read_table,
     reading,

@@ -41,8 +41,8 @@ class Shift:
 def found_shift(
     given: NDArray[np.float64],
     own: NDArray[np.float64],
-    sequence: NDArray[np.int64],
-    step: NDArray[np.int64],
+    sequence: NDArray[np.integer],
+    step: NDArray[np.integer],
 ) -> Shift | None:
     """The shift by one that explains the given logprobs, None where there is none.
 

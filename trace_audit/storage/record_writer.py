@@ -32,6 +32,7 @@ from trace_audit.storage.files import (
 )
 from trace_audit.storage.lock import is_locked
 from trace_audit.storage.recorded import TracePrompt, shard_sequences
+from trace_audit.storage.row_order import check_row_order
 from trace_audit.storage.run_files import VERSION_KEY, Attachments, build_run
 from trace_audit.storage.schema import (
     FORMAT_VERSION,
@@ -41,7 +42,7 @@ from trace_audit.storage.schema import (
 )
 from trace_audit.storage.shards import ShardWriter
 from trace_audit.storage.swap import roll_back, swap_in
-from trace_audit.storage.tables import check_row_order, fit, write_table
+from trace_audit.storage.tables import fit, write_table
 from trace_audit.storage.trace import TraceSequence, trace_digest, trace_table
 from trace_audit.storage.vocabulary import vocabulary_table
 

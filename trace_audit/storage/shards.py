@@ -25,9 +25,9 @@ from trace_audit.storage.files import (
     writing,
 )
 from trace_audit.storage.lock import LOCK_NAME, DirectoryLock
+from trace_audit.storage.row_order import check_row_order
 from trace_audit.storage.schema import FORMAT_VERSION, SHARD_SCHEMA
 from trace_audit.storage.tables import (
-    check_row_order,
     fit,
     read_metadata,
     read_table,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +16,9 @@ _COMPRESSION = "zstd"
 _COMPRESSION_LEVEL = 3
 # Everything else is close to unique a row, where a dictionary only costs.
 _DICTIONARY_COLUMNS = ["sequence_index", "sequence_id", "phase", "group_id", "source"]
+# Rows decoded at once, and bytes read at once of each column: what streaming holds of a file.
+_BATCH_ROWS = 16_384
+_BUFFER_BYTES = 1 << 18
 
 
 def write_table(
@@ -73,19 +76,6 @@ def fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table([table[name] for name in schema.names], schema=schema)
 
 
-def check_row_order(table: pa.Table) -> None:
-    """Holds a table to rows sorted by (sequence_index, step), none twice.
-
-    Raises:
-        ValueError: They are not.
-    """
-    keys = table["sequence_index"].to_numpy().astype(np.int64) << 32
-    keys += table["step"].to_numpy().astype(np.int64)
-    if (np.diff(keys) <= 0).any():
-        row = int(np.argmax(np.diff(keys) <= 0)) + 1
-        raise ValueError(f"row {row} is not after the row before it")
-
-
 def read_table(path: Path, schema: pa.Schema) -> tuple[pa.Table, dict[str, str]]:
     """Reads a file that :func:`write_table` wrote.
 
@@ -96,12 +86,118 @@ def read_table(path: Path, schema: pa.Schema) -> tuple[pa.Table, dict[str, str]]
         AuditDirError: It cannot be read, or its columns are not the schema's.
     """
     with reading(path), pq.ParquetFile(path) as file:
-        if not file.schema_arrow.equals(_stored_schema(schema)):
-            raise AuditDirError(
-                f"{path} does not have the columns of this format.",
-                hint="It was written by something else; record or replay again.",
-            )
+        _check_schema(path, file, schema)
         return file.read().cast(schema), _decoded(file.metadata)
+
+
+class StoredTable:
+    """A file that :func:`write_table` wrote, read in pieces.
+
+    Attributes:
+        path: The file.
+        num_rows: Its rows.
+        metadata: Its key-value metadata.
+    """
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        """Looks at the file's columns and metadata.
+
+        Raises:
+            AuditDirError: It cannot be read, or its columns are not the schema's.
+        """
+        self.path = path
+        with reading(path), pq.ParquetFile(path) as file:
+            _check_schema(path, file, schema)
+            self.metadata = _decoded(file.metadata)
+            sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+        self._starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+        self.num_rows = int(self._starts[-1])
+        # Repeated strings as numbers of a dictionary: the schema's type, and cheap.
+        self._dictionaries = [n for n in ("phase", "sequence_id") if n in schema.names]
+
+    def slices(
+        self, ranges: Sequence[range], columns: Sequence[str], *, batch_rows: int = _BATCH_ROWS
+    ) -> Iterator[pa.Table]:
+        """Rows of ascending ranges that do not overlap, a table each.
+
+        What is in memory is one range's rows and one batch of the file; row groups without a wanted
+        row are not read. Strings come as dictionaries.
+
+        Args:
+            ranges: Inside [0, num_rows).
+            columns: Names of the columns that are read.
+            batch_rows: Rows of the file decoded at once.
+
+        Raises:
+            AuditDirError: The file cannot be read.
+        """
+        with reading(self.path), self._open() as file:
+            schema = pa.schema([file.schema_arrow.field(name) for name in columns])
+            for stretch, (first, last) in self._stretches(ranges):
+                batches = file.iter_batches(
+                    batch_size=batch_rows,
+                    row_groups=list(range(first, last)),
+                    columns=list(columns),
+                )
+                rows = _Rows(batches, schema, at=int(self._starts[first]))
+                for wanted in stretch:
+                    yield rows.take(wanted)
+
+    def _open(self) -> pq.ParquetFile:
+        # Left to its default, the reader holds the whole file by the time it has read it.
+        return pq.ParquetFile(
+            self.path,
+            buffer_size=_BUFFER_BYTES,
+            pre_buffer=False,
+            read_dictionary=self._dictionaries,
+        )
+
+    def _stretches(self, ranges: Sequence[range]) -> Iterator[tuple[list[range], tuple[int, int]]]:
+        """Ranges with their row groups, cut where there are row groups that nobody wants."""
+        stretch: list[range] = []
+        first = last = 0
+        for rows in ranges:
+            start = int(np.searchsorted(self._starts, rows.start, side="right")) - 1
+            end = int(np.searchsorted(self._starts, rows.stop, side="left"))
+            if stretch and start > last:
+                yield stretch, (first, last)
+                stretch = []
+            if not stretch:
+                first = last = min(start, len(self._starts) - 1)
+            stretch.append(rows)
+            last = max(last, end)
+        if stretch:
+            yield stretch, (first, last)
+
+
+class _Rows:
+    """Takes rows off a stream of batches, in order."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch], schema: pa.Schema, *, at: int) -> None:
+        """Starts where the first batch does, which is row ``at``."""
+        self._batches = batches
+        self._held: list[pa.RecordBatch] = []
+        self._empty = schema.empty_table()
+        self._at = at
+
+    def take(self, rows: range) -> pa.Table:
+        """The rows of a range that starts here or later; what is before it is dropped."""
+        for _ in self._pieces(rows.start - self._at):
+            pass
+        pieces = list(self._pieces(len(rows)))
+        return pa.Table.from_batches(pieces) if pieces else self._empty
+
+    def _pieces(self, count: int) -> Iterator[pa.RecordBatch]:
+        self._at += count
+        while count:
+            if not self._held:
+                self._held.append(next(self._batches))
+            piece = self._held[0].slice(0, count)
+            rest = self._held.pop().slice(len(piece))
+            if len(rest):
+                self._held.append(rest)
+            count -= len(piece)
+            yield piece
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -112,6 +208,14 @@ def read_metadata(path: Path) -> dict[str, str]:
     """
     with reading(path):
         return _decoded(pq.read_metadata(path))
+
+
+def _check_schema(path: Path, file: pq.ParquetFile, schema: pa.Schema) -> None:
+    if not file.schema_arrow.equals(_stored_schema(schema)):
+        raise AuditDirError(
+            f"{path} does not have the columns of this format.",
+            hint="It was written by something else; record or replay again.",
+        )
 
 
 @contextmanager

@@ -47,16 +47,20 @@ class TraceSequence:
         assert self.score_mask is None or len(self.score_mask) == length
 
 
-def trace_digest(sequences: Iterable[TraceSequence]) -> str:
-    """Hex sha256 of the trace's content, whatever wrote the file that holds it.
+class TraceDigest:
+    """sha256 of a trace's content, whatever wrote the file that holds it.
 
     Over, a sequence after the other: sequence id, group id, prompt ids, output ids, score mask
     and support ids; each as its length in bytes (uint64, little-endian) and then its bytes (UTF-8;
     int32 little-endian; one byte a mask entry). A mask that is None has the length 2**64 - 1 and
     no bytes, so that it differs from one that scores everything.
     """
-    digest = hashlib.sha256(_DIGEST_TAG)
-    for sequence in sequences:
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256(_DIGEST_TAG)
+
+    def update(self, sequence: TraceSequence) -> None:
+        """Adds the next sequence."""
         parts = [
             sequence.sequence_id.encode(),
             sequence.group_id.encode(),
@@ -66,8 +70,19 @@ def trace_digest(sequences: Iterable[TraceSequence]) -> str:
             sequence.support_token_ids.astype("<i4").tobytes(),
         ]
         for part in parts:
-            digest.update(struct.pack("<Q", 2**64 - 1 if part is None else len(part)))
-            digest.update(part or b"")
+            self._digest.update(struct.pack("<Q", 2**64 - 1 if part is None else len(part)))
+            self._digest.update(part or b"")
+
+    def hexdigest(self) -> str:
+        """Of the sequences so far."""
+        return self._digest.hexdigest()
+
+
+def trace_digest(sequences: Iterable[TraceSequence]) -> str:
+    """Hex sha256 of a whole trace; see :class:`TraceDigest`."""
+    digest = TraceDigest()
+    for sequence in sequences:
+        digest.update(sequence)
     return digest.hexdigest()
 
 
@@ -104,7 +119,7 @@ def trace_sequences(table: pa.Table) -> list[TraceSequence]:
 
 
 def _sequence(columns: dict[str, pa.Array], row: int) -> TraceSequence:
-    output = _int32(columns["output_token_ids"][row].values)
+    output = int32_array(columns["output_token_ids"][row].values)
     support = _support(columns["support_token_ids"][row].values)
     mask = columns["score_mask"][row]
     score_mask = np.array(mask.values, dtype=np.bool_) if mask.is_valid else None
@@ -113,7 +128,7 @@ def _sequence(columns: dict[str, pa.Array], row: int) -> TraceSequence:
     return TraceSequence(
         sequence_id=columns["sequence_id"][row].as_py(),
         group_id=columns["group_id"][row].as_py(),
-        prompt_token_ids=_int32(columns["prompt_token_ids"][row].values),
+        prompt_token_ids=int32_array(columns["prompt_token_ids"][row].values),
         output_token_ids=output,
         score_mask=score_mask,
         finish_reason=columns["finish_reason"][row].as_py(),
@@ -126,10 +141,11 @@ def _support(rows: pa.ListArray) -> NDArray[np.int32]:
     widths = np.diff(rows.offsets.to_numpy())
     if (widths != NUM_SUPPORT).any():
         raise ValueError(f"a support row has other than {NUM_SUPPORT} ids")
-    return _int32(rows.flatten()).reshape(len(rows), NUM_SUPPORT)
+    return int32_array(rows.flatten()).reshape(len(rows), NUM_SUPPORT)
 
 
-def _int32(values: pa.Array) -> NDArray[np.int32]:
+def int32_array(values: pa.Array) -> NDArray[np.int32]:
+    """An Arrow array of ids as int32 of its own memory."""
     return np.array(values.to_numpy(zero_copy_only=False), dtype=np.int32)
 
 
