@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.diff.synthetic import FakeAudit, Logits, log_softmax, model_audit
+from tests.diff.synthetic import FakeAudit, Logits, compare_all, log_softmax, model_audit
 from trace_audit.diff import exact_kl as module
 from trace_audit.diff.agreement import Agreement, ExactCheck
 from trace_audit.diff.compare import Comparison, compare
@@ -64,15 +64,17 @@ def test_values_and_the_paired_difference(audit: FakeAudit) -> None:
     assert metric.value == pytest.approx(exact.mean(), rel=1e-9)
     assert metric.interval is not None
     assert metric.interval.low < exact.mean() < metric.interval.high
-    assert comparison.kl is not None
-    difference = comparison.kl.estimate[KEPT] - exact
+    assert comparison.pair.exact is not None
+    terms = comparison.pair.exact.kl()
+    assert terms is not None
+    difference = terms.estimate - exact
     check = comparison.summary.exact_check
     assert check is not None
     assert check.forward == Agreement(
         positions=len(KEPT),
         exact=pytest.approx(exact.mean()),
-        estimate=pytest.approx(comparison.kl.estimate[KEPT].mean()),
-        lower_bound=pytest.approx(comparison.kl.lower_bound[KEPT].mean()),
+        estimate=pytest.approx(terms.estimate.mean()),
+        lower_bound=pytest.approx(terms.lower_bound.mean()),
         difference=pytest.approx(difference.mean()),
         standard_error=pytest.approx(difference.std(ddof=1) / np.sqrt(len(KEPT))),
     )
@@ -171,9 +173,7 @@ def test_a_wrong_estimate_is_warned_of() -> None:
 
 
 def test_the_terminal_shows_both(audit: FakeAudit) -> None:
-    from trace_audit.diff.compare import compare_all
-
-    summary, _ = compare_all(AuditSource(audit), "record", ["noisy"])  # type: ignore[arg-type]
+    summary, _ = compare_all(audit, "record", ["noisy"])
     text = render_terminal(summary, width=100, color=False)
     assert "exact KL(baseline||candidate)" in text
     assert "kl.exact: at 8 positions; the estimate there is" in text

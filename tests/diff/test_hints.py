@@ -17,7 +17,7 @@ from tests.diff.synthetic import (
     run_table,
     statistics,
 )
-from trace_audit.diff.align import AlignedPair, align
+from trace_audit.diff.align import AlignedPair, reduced
 from trace_audit.diff.compare import compare
 from trace_audit.diff.hints import hints
 from trace_audit.diff.source import AuditSource
@@ -86,8 +86,7 @@ def audit_of(tokens, record, **runs) -> FakeAudit:
 
 def told(data: FakeAudit, baseline: str, candidate: str) -> list[str]:
     source = AuditSource(data)
-    rows = [source.rows(name) for name in (baseline, candidate)]
-    return list(hints(align(source.trace, *rows, record=source.record_rows())))
+    return list(hints(reduced(source.pair_rows(baseline, candidate))))
 
 
 @TOKENS

@@ -46,6 +46,8 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "BATCH_TOKENS", 4 * LENGTH)
     monkeypatch.setattr(pair_rows, "PIECE", 4 * LENGTH)
     monkeypatch.setattr(flips, "CHUNK", 4 * LENGTH)
+    # A number of rows that does not grow with the trace.
+    monkeypatch.setattr(align, "_SPREAD_ROWS", 64)
 
 
 @pytest.mark.usefixtures("small_batches")

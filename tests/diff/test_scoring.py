@@ -11,9 +11,9 @@ import pytest
 
 from tests.cli.test_gates import LENGTH, Report, audit, logits, repeats, report
 from tests.diff.run_infos import info
-from tests.diff.synthetic import FakeAudit, model_audit, run_info
+from tests.diff.synthetic import FakeAudit, compare_all, model_audit, run_info
 from trace_audit.config import Distribution
-from trace_audit.diff.compare import compare, compare_all
+from trace_audit.diff.compare import compare
 from trace_audit.diff.expected import expectation
 from trace_audit.diff.identity import check_comparable, run_identity
 from trace_audit.diff.source import AuditSource
@@ -301,6 +301,6 @@ def test_one_id_that_a_filter_leaves_is_no_flip_and_spoils_no_number() -> None:
 
 def test_undeclared_candidates_can_be_in_a_summary_of_several() -> None:
     data = undeclared(None)
-    summary, _ = compare_all(AuditSource(data), "record", ["imported"])  # type: ignore[arg-type]
+    summary, _ = compare_all(data, "record", ["imported"])
     assert summary.pairs[0].not_gated is not None
     assert replace(summary.pairs[0], not_gated=None).verdict is None

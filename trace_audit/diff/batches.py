@@ -58,7 +58,8 @@ class AlignedBatch:
     @cached_property
     def delta(self) -> FloatArray:
         """Candidate minus baseline logprob, nats: float64 [n]."""
-        return self.candidate.logprob - self.baseline.logprob
+        with np.errstate(invalid="ignore"):  # -inf on both sides
+            return self.candidate.logprob - self.baseline.logprob
 
     @cached_property
     def finite(self) -> NDArray[np.bool_]:
