@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tiny import VOCABULARY, Harness, differing_columns, engine_config
@@ -15,44 +16,53 @@ from trace_audit.engine.build import build_engine
 from trace_audit.engine.request import Request, RequestOutput
 from trace_audit.models.loader import LoadedModel, load_model
 
-BLOCK_SIZE = 4
-MAX_PROMPT, MAX_OUTPUT = 12, 10
+BLOCK_SIZE = 2
+MAX_PROMPT, MAX_OUTPUT = 12, 14
 LONGEST = -(-(MAX_PROMPT + MAX_OUTPUT) // BLOCK_SIZE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arrival:
-    """One request: tokens are drawn, a trace of None is a free request."""
+    """One request; its tokens follow from its numbers, so that examples stay small."""
 
-    prompt: list[int]
-    trace: list[int] | None
-    max_tokens: int
+    prompt_len: int
+    output_len: int
+    is_replayed: bool
+    first_token: int
     arrives_at: int
 
+    @property
+    def trace(self) -> list[int] | None:
+        return self._tokens(self.output_len, 13) if self.is_replayed else None
+
     def request(self, harness: Harness, index: int) -> Request:
-        if self.trace is not None:
-            return harness.request(index, self.prompt, trace_decode_token_ids=self.trace)
-        return harness.request(index, self.prompt, max_tokens=self.max_tokens, ignore_eos=True)
+        prompt = self._tokens(self.prompt_len, 7)
+        if self.is_replayed:
+            return harness.request(index, prompt, trace_decode_token_ids=self.trace)
+        return harness.request(index, prompt, max_tokens=self.output_len, ignore_eos=True)
+
+    def _tokens(self, count: int, factor: int) -> list[int]:
+        return [(self.first_token + factor * i) % VOCABULARY for i in range(count)]
 
 
-token_ids = st.integers(min_value=0, max_value=VOCABULARY - 1)
 arrivals = st.builds(
     Arrival,
-    prompt=st.lists(token_ids, min_size=1, max_size=MAX_PROMPT),
-    trace=st.none() | st.lists(token_ids, min_size=1, max_size=MAX_OUTPUT),
-    max_tokens=st.integers(min_value=1, max_value=MAX_OUTPUT),
-    arrives_at=st.integers(min_value=0, max_value=12),
+    prompt_len=st.integers(min_value=1, max_value=MAX_PROMPT),
+    output_len=st.integers(min_value=1, max_value=MAX_OUTPUT),
+    is_replayed=st.booleans(),
+    first_token=st.integers(min_value=0, max_value=VOCABULARY - 1),
+    arrives_at=st.integers(min_value=0, max_value=6),
 )
 
 
 @st.composite
 def engines(draw: st.DrawFn) -> dict[str, Any]:
     """Slots, blocks, budget and policy; the cache holds at least one sequence."""
-    slots = draw(st.integers(min_value=1, max_value=4))
+    slots = draw(st.integers(min_value=3, max_value=6))
     return {
         "max_num_seqs": slots,
         "max_num_batched_tokens": draw(st.integers(min_value=slots, max_value=16)),
-        "num_kv_blocks": draw(st.integers(min_value=LONGEST, max_value=3 * LONGEST)),
+        "num_kv_blocks": draw(st.integers(min_value=LONGEST, max_value=LONGEST + 4)),
         "block_size": BLOCK_SIZE,
         "preemption": draw(st.sampled_from(["swap", "recompute"])),
         "fixed_batch": draw(st.booleans()),
@@ -68,32 +78,38 @@ def loaded(checkpoint, device) -> LoadedModel:
     return load_model(directory, dtype=torch.float32, device=device, lm_head_dtype=torch.float32)
 
 
-# The same examples every time; as many as a minute of a busy machine holds.
-@settings(
-    derandomize=True,
-    max_examples=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(engine=engines(), workload=st.lists(arrivals, min_size=1, max_size=7))
-def test_any_workload_keeps_every_request_to_itself(loaded, device, engine, workload):
-    make = lambda: Harness.around(  # noqa: E731
-        loaded, build_engine(loaded, engine_config(device=device.type, **engine))
-    )
-    harness = make()
-    requests = [arrival.request(harness, i) for i, arrival in enumerate(workload)]
-    outputs = run(harness, requests, workload)
-    nothing_is_left(harness)
+def test_any_workload_keeps_every_request_to_itself(loaded, device):
+    preempted: Counter[tuple[bool, str]] = Counter()
+
+    # The same examples every time.
+    @settings(derandomize=True, max_examples=40, deadline=None, database=None)
+    @given(engine=engines(), workload=st.lists(arrivals, min_size=4, max_size=8))
+    def check(engine: dict[str, Any], workload: list[Arrival]) -> None:
+        config = engine_config(device=device.type, **engine)
+        harness = Harness.around(loaded, build_engine(loaded, config))
+        requests = [arrival.request(harness, i) for i, arrival in enumerate(workload)]
+        outputs = run(harness, requests, workload)
+        nothing_is_left(harness)
+        every_request_got_its_tokens(workload, outputs)
+        counters = harness.built.engine.counters
+        preempted[config.fixed_batch, config.preemption] += counters.preemptions
+        if config.fixed_batch and not counters.recomputed_tokens:
+            for i, (arrival, output) in enumerate(zip(workload, outputs, strict=True)):
+                alone = harness.run([arrival.request(harness, i)])
+                assert differing_columns([output], alone) == set()
+
+    check()
+    # The examples were worth it: every policy had something to do.
+    kinds = [(fixed, policy) for fixed in (False, True) for policy in ("swap", "recompute")]
+    assert all(preempted[kind] > 5 for kind in kinds), preempted
+
+
+def every_request_got_its_tokens(workload: list[Arrival], outputs: list[RequestOutput]) -> None:
     for arrival, output in zip(workload, outputs, strict=True):
         if arrival.trace is not None:
             assert output.token_ids.tolist() == arrival.trace
         else:
-            assert len(output.token_ids) == arrival.max_tokens
-    counters = harness.built.engine.counters
-    if engine["fixed_batch"] and not counters.recomputed_tokens:
-        for i, (arrival, output) in enumerate(zip(workload, outputs, strict=True)):
-            request = arrival.request(harness, i)
-            assert differing_columns([output], harness.run([request])) == set()
+            assert len(output.token_ids) == arrival.output_len
 
 
 def run(harness: Harness, requests: list[Request], workload: list[Arrival]) -> list[RequestOutput]:
