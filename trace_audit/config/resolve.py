@@ -89,11 +89,11 @@ def _check_weights(config: RunConfig) -> None:
             "the model would be another one for every number of ranks",
             hint="use tensor_parallel_size = 1; pipeline stages hold whole layers",
         )
-    if engine.compile and parallel.world_size > 1:
+    if engine.compile and (parallel.world_size > 1 or parallel.backend in ("process", "emulated")):
         raise ConfigError(
-            f"compile = true compiles a model that is whole, and this one is spread over "
-            f"{parallel.world_size} ranks",
-            hint="use one rank, or compile = false",
+            "compile = true compiles a model that is whole, and ranks hold shards of it "
+            f'({parallel.world_size} of them, backend = "{parallel.backend}")',
+            hint='use one rank and backend = "single", or compile = false',
         )
 
 

@@ -31,7 +31,14 @@ _NAMED_ORDERS = ("rank_order", "ring", "tree")
 # What a row says of its launch rather than of its logits.
 _LAUNCH_COLUMNS = ("launch", "phase")
 # Parts of a run that compute numbers, by their names in run.json.
-_NUMERIC_BACKENDS = ("attention", "linear", "experts", "token_statistics", "trace_replay")
+_NUMERIC_BACKENDS = (
+    "attention",
+    "linear",
+    "experts",
+    "compile",
+    "token_statistics",
+    "trace_replay",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,3 +54,11 @@ def running(checkpoint: str | None, dtype: torch.dtype, device: torch.device) ->
             f"{str(dtype).removeprefix('torch.')} on {device.type}: {first}",
             hint="try the dtype and the device that it was made for",
         ) from error
+
+
+def library_hint(checkpoint: str | None) -> str | None:
+    """What to do where transformers cannot read a checkpoint; None for a plain one."""
+    if checkpoint is None:
+        return None
+    extra = "the extra `quantization`" if checkpoint.startswith("torchao") else "its library"
+    return f"the checkpoint is quantized, {checkpoint}: install {extra}, or use a plain one"

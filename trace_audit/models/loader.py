@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from trace_audit.attention.base import Forward, LayerSpec, PagedAttention
 from trace_audit.errors import ConfigError, ModelError
-from trace_audit.models.checkpoint_format import checkpoint_format, running
+from trace_audit.models.checkpoint_format import checkpoint_format, library_hint, running
 from trace_audit.models.compiled import compile_layers
 from trace_audit.models.experts import apply_moe_backend, check_expert_widths, experts_backend
 from trace_audit.models.packed_linear import can_pack, pack_linears
@@ -270,7 +270,8 @@ def from_pretrained(
             )
         except (ValueError, OSError, KeyError, ImportError) as error:
             raise ModelError(
-                f"transformers cannot load {directory}: {_first_line(error)}"
+                f"transformers cannot load {directory}: {_first_line(error)}",
+                hint=library_hint(checkpoint_format(config)),
             ) from error
         except Exception as error:
             if type(error).__name__ == "SafetensorError":
