@@ -195,7 +195,7 @@ def drafting_key_counts(run: RunIdentity, key: str) -> bool:
 
 
 def _checkpoint_format(run: RunIdentity) -> str:
-    """How a run's checkpoint was quantized, in words; runs from before it was told had plain ones."""
+    """How a run's checkpoint was quantized, in words; before that was told it was plain."""
     return run.backends.get("checkpoint", "plain")
 
 
