@@ -78,7 +78,7 @@ def int4_group(width: int) -> int:
 def fp8_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows [T, K] as float8_e4m3fn [T, K] with a float32 scale [T, 1] each, max |x| / 448."""
     values = rows.float()
-    scale = _nonzero(values.abs().amax(-1, keepdim=True) / _LARGEST_FP8)
+    scale = _scale(values, _LARGEST_FP8)
     # Clamped: what a cast makes of numbers beyond the largest depends on torch's version.
     quantized = (values / scale).clamp(-_LARGEST_FP8, _LARGEST_FP8).to(torch.float8_e4m3fn)
     return quantized, scale
@@ -88,11 +88,15 @@ def _symmetric(values: torch.Tensor, *, num_bits: int) -> torch.Tensor:
     """float32 of the values' shape: integers times a scale of each last dimension."""
     half = 2 ** (num_bits - 1)
     values = values.float()
-    scale = _nonzero(values.abs().amax(-1, keepdim=True) / (half - 0.5))
+    scale = _scale(values, half - 0.5)
     return torch.round(values * (1.0 / scale)).clamp(-half, half - 1) * scale
 
 
-def _nonzero(scale: torch.Tensor) -> torch.Tensor:
+def _scale(values: torch.Tensor, largest: float) -> torch.Tensor:
+    """max |x| / largest over the last dimension, which is kept; 1 where all are 0."""
+    maximum = values.abs().amax(-1, keepdim=True)
+    # Not by a number: a GPU multiplies by its reciprocal then, which rounds in another way.
+    scale = maximum / torch.full_like(maximum, largest)
     return torch.where(scale == 0, 1.0, scale)
 
 
