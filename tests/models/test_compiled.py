@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch._inductor.config
 from torch._dynamo.utils import counters
 
 from tests.tiny import Harness, engine_config, random_prompts
@@ -17,6 +18,13 @@ from trace_audit.models.compiled import COMPILED, check_compiler
 from trace_audit.models.loader import load_model
 
 pytestmark = pytest.mark.timeout(900)  # compiling takes a minute where nothing is cached
+
+
+@pytest.fixture(autouse=True)
+def _no_graphs_of_other_engines() -> None:
+    """A run has a process and one engine; here many engines share what a process may compile."""
+    torch._dynamo.reset()
+
 
 PROMPTS = random_prompts([3, 20, 9, 41, 5, 11, 2])
 
@@ -47,7 +55,6 @@ def test_a_compiled_model_is_the_same_model_in_one_graph_for_every_batch(checkpo
     recorded = eager.record(PROMPTS, 10)
     assert eager.built.backends["compile"] == "none"
     counters.clear()
-    torch._dynamo.reset()
     compiled = harness(checkpoint(), device, compiled=True)
     assert compiled.built.backends["compile"] == COMPILED
     # One graph for a single token and one for any other number, of four layers.
@@ -77,10 +84,10 @@ def test_layers_that_cannot_be_a_graph_are_refused(checkpoint, device):
     assert "batched_mm" in str(caught.value.hint)
 
 
-def test_a_cpu_without_a_compiler_is_refused(monkeypatch):
+def test_a_cpu_without_a_compiler_is_refused():
     check_compiler("cpu")
-    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("no-such-compiler",))
-    with pytest.raises(ConfigError, match=r"needs a C\+\+ compiler on a CPU") as caught:
+    missing = torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)})
+    with missing, pytest.raises(ConfigError, match=r"a C\+\+ compiler on a CPU") as caught:
         check_compiler("cpu")
     assert "g++" in str(caught.value.hint)
 
@@ -90,7 +97,6 @@ def test_a_cpu_without_a_compiler_is_refused(monkeypatch):
 def test_layers_of_several_kinds_are_compiled_once_a_kind(checkpoint, device, family):
     recorded = harness(checkpoint(family), device, compiled=False).record(PROMPTS, 6)
     counters.clear()
-    torch._dynamo.reset()
     compiled = harness(checkpoint(family), device, compiled=True)
     kinds = 2 if family.startswith("gemma") else 1
     assert counters["stats"]["unique_graphs"] <= 2 * kinds
