@@ -54,6 +54,10 @@ def test_the_named_configurations_are_there() -> None:
         "bf16-tp2pp2",
         "bf16-kv-fp8",
         "bf16-kv-int8",
+        "bf16-w8",
+        "bf16-w4",
+        "bf16-fp8",
+        "bf16-compiled",
     }
 
 
@@ -105,6 +109,22 @@ def test_kv_cache_configurations_change_nothing_else(name: str, stored: str) -> 
     counterpart = load_config(DIRECTORY / "bf16-sdpa.toml")
     assert config.engine.kv_cache_dtype == stored
     assert config.engine.model_copy(update={"kv_cache_dtype": "auto"}) == counterpart.engine
+    assert config.parallel == counterpart.parallel
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("bf16-w8", {"quantization": "int8_weight_only"}),
+        ("bf16-w4", {"quantization": "int4_weight_only"}),
+        ("bf16-fp8", {"quantization": "fp8"}),
+        ("bf16-compiled", {"compile": True}),
+    ],
+)
+def test_weights_configurations_change_nothing_else(name: str, changed: dict[str, object]) -> None:
+    config = load_config(DIRECTORY / f"{name}.toml")
+    counterpart = load_config(DIRECTORY / "bf16-sdpa.toml")
+    assert config.engine == counterpart.engine.model_copy(update=changed)
     assert config.parallel == counterpart.parallel
 
 

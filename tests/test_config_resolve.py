@@ -39,6 +39,29 @@ def test_resolve_decides_every_automatic_value(
     assert engine.num_kv_blocks == 0
 
 
+@pytest.mark.parametrize(
+    ("engine", "parallel", "told"),
+    [
+        ({"quantization": "fp8"}, {"tensor_parallel_size": 2}, "scales of its own"),
+        ({"compile": True}, {"tensor_parallel_size": 2}, "a model that is whole"),
+        ({"compile": True}, {"pipeline_parallel_size": 2}, "a model that is whole"),
+        ({"compile": True}, {"backend": "process"}, "a model that is whole"),
+        ({"compile": True}, {"backend": "emulated"}, "a model that is whole"),
+        ({"quantization": "fp8", "compile": True}, {}, None),
+        ({"quantization": "fp8"}, {"pipeline_parallel_size": 2}, None),
+    ],
+)
+def test_what_ranks_cannot_quantize_or_compile(
+    engine: dict[str, Any], parallel: dict[str, Any], told: str | None
+) -> None:
+    config = RunConfig(name="x", engine=EngineConfig(**engine), parallel=ParallelConfig(**parallel))
+    if told is None:
+        resolve(config, hardware=CPU, max_sequence_len=8)
+        return
+    with pytest.raises(ConfigError, match=told):
+        resolve(config, hardware=CPU, max_sequence_len=8)
+
+
 def test_resolve_keeps_what_was_asked_for() -> None:
     asked = EngineConfig(
         device="cpu",

@@ -165,8 +165,17 @@ def _open(
         "device": _device(config),
         "lm_head_dtype": torch_dtype(config.engine.lm_head_dtype),
     }
-    load = partial(load_split_model, world=world) if world.is_split else load_model
-    loaded = load(assignment.directory, **how, moe_backend=config.engine.moe_backend)
+    load = (
+        partial(load_split_model, world=world)
+        if world.is_split
+        else partial(load_model, compiled=config.engine.compile)
+    )
+    loaded = load(
+        assignment.directory,
+        **how,
+        moe_backend=config.engine.moe_backend,
+        quantization=config.engine.quantization,
+    )
     draft = None
     # It is not split: the rank that samples has all of it, and tells its drafts.
     if assignment.draft_directory is not None and world.samples:

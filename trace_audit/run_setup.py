@@ -16,10 +16,12 @@ from trace_audit.config import Hardware, RunConfig, flat, resolve
 from trace_audit.environment import environment_info
 from trace_audit.errors import ModelError
 from trace_audit.jobs import Rendezvous
+from trace_audit.models.compiled import check_compiler
 from trace_audit.models.conformance import check_architecture
 from trace_audit.models.demo import DEMO_NAME, demo_model
 from trace_audit.models.experts import apply_moe_backend
 from trace_audit.models.loader import check_context, read_config
+from trace_audit.models.quantization_check import check_quantization
 from trace_audit.models.split_check import check_split
 from trace_audit.storage.fingerprint import cache_dir, model_fingerprint
 
@@ -129,6 +131,9 @@ def prepare(
     apply_moe_backend(model_config, config.engine.moe_backend)
     conformance = check_architecture(model_config)
     check_split(model_config, config.parallel)
+    check_quantization(model_config, config.engine.quantization)
+    if config.engine.compile:
+        check_compiler(config.engine.device)
     draft = _find_draft(config)
     use_device(config, rendezvous)
     apply_process_settings(config)

@@ -55,6 +55,17 @@ def test_another_checkpoint_and_a_subset_are_warned_about() -> None:
     )
 
 
+def test_a_checkpoint_that_was_quantized_is_told_with_its_format() -> None:
+    other = run_info("b")
+    other["model_fingerprint"] = "q" * 64
+    other["backends"] = {"checkpoint": "torchao (Int8WeightOnlyConfig)"}
+    a, b = run_identity("record", run_info("record")), run_identity("b", other)
+    assert warnings(a, b, (), ()) == (
+        "the candidate is another checkpoint than the baseline: torchao (Int8WeightOnlyConfig), "
+        "and the baseline's plain",
+    )
+
+
 def test_a_run_that_says_nothing_is_read_without_inventing_anything() -> None:
     identity = run_identity("imported", {})
     assert identity.model_fingerprint is None
@@ -91,6 +102,10 @@ def test_a_fallback_backend_is_invalid() -> None:
     info = run_info("b", attention_backend="triton")
     info["backends"] = {"attention": "eager"}
     with pytest.raises(InvalidComparisonError, match="asked for attention_backend 'triton'"):
+        check_comparable(run_info("record"), info, "b")
+    info = run_info("b", quantization="fp8")
+    info["backends"] = {"quantization": "none"}
+    with pytest.raises(InvalidComparisonError, match="asked for quantization 'fp8' but ran 'none'"):
         check_comparable(run_info("record"), info, "b")
 
 

@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from trace_audit.attention.compiled import attention_of_layer, layer_number, nothing_attended
 from trace_audit.config.kv_formats import KV_FORMATS
 from trace_audit.errors import ModelError
 from trace_audit.kernels import reference
@@ -194,6 +195,9 @@ class PagedAttention:
     """The attention function of one engine, registered with transformers under a unique name.
 
     It holds the launch's metadata, so models need not pass anything through their forward.
+
+    Attributes:
+        layers, modules: of the layers that the model has here, once they were probed.
     """
 
     _numbers = itertools.count()
@@ -201,8 +205,9 @@ class PagedAttention:
     def __init__(self) -> None:
         self.name = f"trace_audit_{next(self._numbers)}"
         self.layers: list[LayerSpec] = []
+        self.modules: list[torch.nn.Module] = []
         self._first_layer = 0
-        self._probed: dict[int, LayerSpec] | None = None
+        self._probed: dict[int, tuple[LayerSpec, torch.nn.Module]] | None = None
         self._cache: KVCache | None = None
         self._backend: AttentionBackend | None = None
         self._batch: AttentionBatch | None = None
@@ -240,7 +245,8 @@ class PagedAttention:
                 "through the attention interface of transformers",
                 hint="only decoders whose every layer does so can be audited",
             )
-        self.layers = [probed[i] for i in own_layers]
+        self.layers = [probed[i][0] for i in own_layers]
+        self.modules = [probed[i][1] for i in own_layers]
         self._first_layer = own_layers.start
 
     def bind(self, cache: KVCache, backend: AttentionBackend) -> None:
@@ -267,16 +273,33 @@ class PagedAttention:
         softcap: float | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
+        if torch.compiler.is_compiling():
+            # The kwargs of this call are those that the probe saw and the layer's spec holds.
+            return attention_of_layer(query, key, value, layer_number(module), self.name), None
         if self._probed is not None:
             spec = _layer_spec(query, key, value, scaling, sliding_window, softcap)
             _refuse_unknown(module, attention_mask, kwargs)
             _note(self._probed, module, spec)
-            shape = (1, query.shape[2], query.shape[1], value.shape[3])
-            return query.new_zeros(shape), None
+            return nothing_attended(query, value), None
+        return self.attend(int(module.layer_idx), query, key, value), None  # type: ignore[arg-type]
+
+    def attend(
+        self, layer_idx: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        """Attention of one layer over the launch that was prepared; zeros before there is any.
+
+        Args:
+            layer_idx: in the whole model.
+            query, key, value: [1, heads, T, head_dim].
+
+        Returns:
+            [1, T, num_heads, value_dim].
+        """
+        if self._batch is None:
+            return nothing_attended(query, value)
         assert self._cache is not None
         assert self._backend is not None
-        assert self._batch is not None
-        index = int(module.layer_idx) - self._first_layer  # type: ignore[arg-type]
+        index = layer_idx - self._first_layer
         kv_slots = self._batch.kv_slots
         num_tokens, num_padding = kv_slots.shape[0], query.shape[2] - kv_slots.shape[0]
         query, key, value = (x[0].transpose(0, 1)[:num_tokens] for x in (query, key, value))
@@ -289,7 +312,7 @@ class PagedAttention:
         )
         if num_padding:
             out = pad(out, (0, 0, 0, 0, 0, num_padding))
-        return out[None], None
+        return out[None]
 
 
 def _layer_spec(
@@ -324,11 +347,13 @@ def _refuse_unknown(
         )
 
 
-def _note(probed: dict[int, LayerSpec], module: torch.nn.Module, spec: LayerSpec) -> None:
+def _note(
+    probed: dict[int, tuple[LayerSpec, torch.nn.Module]], module: torch.nn.Module, spec: LayerSpec
+) -> None:
     index = getattr(module, "layer_idx", None)
     if not isinstance(index, int) or index in probed:
         raise ModelError(f"{type(module).__name__} does not number its layers one by one")
-    probed[index] = spec
+    probed[index] = (spec, module)
 
 
 def visible(positions: torch.Tensor, context_len: int, window: int | None) -> torch.Tensor:

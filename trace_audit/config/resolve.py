@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trace_audit.config.model import EngineConfig, ParallelConfig, RunConfig
-from trace_audit.config.overrides import flat, override
+from trace_audit.config.overrides import override
 from trace_audit.config.scoring import check_scoring
 from trace_audit.errors import ConfigError
-
-_ONLY_VALUE: Mapping[str, object] = {
-    "engine.quantization": "none",
-    "engine.compile": False,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +40,7 @@ def resolve(config: RunConfig, *, hardware: Hardware, max_sequence_len: int) -> 
     """
     _check_speculative(config)
     _check_fixed_batch(config)
-    _check_built(config)
+    _check_weights(config)
     _check_path(config)
     check_scoring(config.scoring)
     engine = config.engine
@@ -86,14 +80,21 @@ def _check_fixed_batch(config: RunConfig) -> None:
         )
 
 
-def _check_built(config: RunConfig) -> None:
-    """Refuse what has a key but no code yet."""
-    given = flat(config)
-    for key, value in _ONLY_VALUE.items():
-        if given[key] != value:
-            raise ConfigError(
-                f"{key} = {given[key]!r} is not built yet", hint=f"leave it at {value!r}"
-            )
+def _check_weights(config: RunConfig) -> None:
+    engine, parallel = config.engine, config.parallel
+    if engine.quantization != "none" and parallel.tensor_parallel_size > 1:
+        raise ConfigError(
+            f'quantization = "{engine.quantization}" and tensor_parallel_size = '
+            f"{parallel.tensor_parallel_size}: a rank's shard would have scales of its own, and "
+            "the model would be another one for every number of ranks",
+            hint="use tensor_parallel_size = 1; pipeline stages hold whole layers",
+        )
+    if engine.compile and (parallel.world_size > 1 or parallel.backend in ("process", "emulated")):
+        raise ConfigError(
+            "compile = true compiles a model that is whole, and ranks hold shards of it "
+            f'({parallel.world_size} of them, backend = "{parallel.backend}")',
+            hint='use one rank and backend = "single", or compile = false',
+        )
 
 
 def _check_path(config: RunConfig) -> None:

@@ -29,7 +29,14 @@ BoolArray = NDArray[np.bool_]
 
 _NAMED_ORDERS = ("rank_order", "ring", "tree")
 # Parts of a run that compute numbers, by their names in run.json.
-_NUMERIC_BACKENDS = ("attention", "linear", "experts", "token_statistics", "trace_replay")
+_NUMERIC_BACKENDS = (
+    "attention",
+    "linear",
+    "experts",
+    "compile",
+    "token_statistics",
+    "trace_replay",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

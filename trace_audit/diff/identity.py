@@ -195,6 +195,11 @@ def drafting_key_counts(run: RunIdentity, key: str) -> bool:
     return run.resolved.get("speculative.method", "none") in DRAFTING_KEYS[key]
 
 
+def _checkpoint_format(run: RunIdentity) -> str:
+    """How a run's checkpoint was quantized, in words; before that was told it was plain."""
+    return run.backends.get("checkpoint", "plain")
+
+
 def logit_dtype(identity: RunIdentity) -> str | None:
     """dtype of the run's logits, where its configuration states it."""
     for key in ("engine.lm_head_dtype", "engine.dtype"):
@@ -233,7 +238,12 @@ def check_comparable(baseline: Mapping[str, Any], candidate: Mapping[str, Any], 
 
 
 # Keys that name what a part of the run is to be, and the part in run.json that says what it was.
-_PARTS = {"attention_backend": "attention", "kv_cache_dtype": "kv_cache", "moe_backend": "experts"}
+_PARTS = {
+    "attention_backend": "attention",
+    "kv_cache_dtype": "kv_cache",
+    "moe_backend": "experts",
+    "quantization": "quantization",
+}
 
 
 def _check_no_fallback(run: RunIdentity) -> None:
@@ -306,7 +316,11 @@ def warnings(
         found.append(f"the runs come from different environments ({keys})")
     models = (baseline.model_fingerprint, candidate.model_fingerprint)
     if None not in models and models[0] != models[1]:
-        found.append("the candidate is another checkpoint than the baseline")
+        formats = [_checkpoint_format(run) for run in (baseline, candidate)]
+        told = (
+            "" if formats[0] == formats[1] else f": {formats[1]}, and the baseline's {formats[0]}"
+        )
+        found.append(f"the candidate is another checkpoint than the baseline{told}")
     reason = why_not_gated(baseline, candidate)
     if reason is not None:
         found.append(f"{reason}, so the two are reported and cannot be gated")

@@ -29,6 +29,7 @@ from trace_audit.engine.trace_replay import TraceKernels
 from trace_audit.errors import ConfigError
 from trace_audit.kernels import kv_cache, reference, token_stats, trace_replay
 from trace_audit.kernels.runtime import can_run_triton, kernel_mode
+from trace_audit.models.compiled import COMPILED
 from trace_audit.models.loader import LoadedModel
 from trace_audit.parallel.world import World, single_world
 
@@ -141,6 +142,10 @@ def build_engine(
             "linear": loaded.linear,
             "experts": loaded.experts,
             "weights": loaded.weights,
+            "quantization": loaded.quantized.name,
+            "weight_scales": loaded.quantized.scales,
+            "checkpoint": loaded.checkpoint or "plain",
+            "compile": COMPILED if loaded.compiled else "none",
             "transport": world.transport,
             "trace_replay": _overwrites(config, device, use_reference),
             "token_statistics": "reference" if use_reference else kernel_mode(device),

@@ -15,8 +15,11 @@ from transformers.utils import logging as transformers_logging
 
 from trace_audit.attention.base import Forward, LayerSpec, PagedAttention
 from trace_audit.errors import ConfigError, ModelError
+from trace_audit.models.checkpoint_format import checkpoint_format, library_hint, running
+from trace_audit.models.compiled import compile_layers
 from trace_audit.models.experts import apply_moe_backend, check_expert_widths, experts_backend
 from trace_audit.models.packed_linear import can_pack, pack_linears
+from trace_audit.models.quantization import NOT_QUANTIZED, Quantized, quantize
 
 _PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 _ALIGNMENT = 64  # bytes, of what torch allocates on a CPU
@@ -32,10 +35,13 @@ class LoadedModel:
         attention: the paged attention, probed.
         vocabulary_size: width of the logits.
         eos_token_ids: from the generation config, else the config.
-        linear: what the linear layers run as: "torch" or "onednn-packed".
+        linear: what the linear layers run as: "torch", "onednn-packed", or an fp8 product.
         forward: runs a flat batch through the layers that this rank has.
         weights: how they were read: "whole" or "sliced".
         experts: what a mixture of experts runs as; "none" where there is none.
+        quantized: what was done to the linear layers.
+        checkpoint: how the checkpoint was quantized before; None for a plain one.
+        compiled: whether the decoder layers are compiled.
     """
 
     model: torch.nn.Module
@@ -46,6 +52,9 @@ class LoadedModel:
     forward: Forward
     weights: str
     experts: str
+    quantized: Quantized = NOT_QUANTIZED
+    checkpoint: str | None = None
+    compiled: bool = False
 
     @property
     def layers(self) -> list[LayerSpec]:
@@ -115,6 +124,8 @@ def load_model(
     device: torch.device,
     lm_head_dtype: torch.dtype,
     moe_backend: str = "auto",
+    quantization: str = "none",
+    compiled: bool = False,
 ) -> LoadedModel:
     """Load weights from safetensors and probe the attention of every layer.
 
@@ -124,14 +135,18 @@ def load_model(
         device: where the model lives.
         lm_head_dtype: of the logits product; the head's weights are converted if it differs.
         moe_backend: see `apply_moe_backend`.
+        quantization: see `quantize`.
+        compiled: whether to compile the decoder layers.
 
     Raises:
-        ModelError: see `read_config`; no safetensors, or weights that do not match the config.
-        ConfigError: the experts cannot be computed so.
+        ModelError: see `read_config`; no safetensors, weights that do not match the config, or a
+            model that cannot be compiled.
+        ConfigError: the experts cannot be computed so, or the layers not quantized so.
     """
     config = read_config(directory)
     apply_moe_backend(config, moe_backend)
     check_weights_present(directory)
+    checkpoint = checkpoint_format(config)
     attention = PagedAttention()
     try:
         model = from_pretrained(directory, config, dtype, attention.name)
@@ -140,9 +155,14 @@ def load_model(
         align_parameters(model)
         head_dtype_applied(model, lm_head_dtype)
         vocabulary_size = int(model.get_output_embeddings().weight.shape[0])
-        linear = linears_applied(model, device, dtype)
+        quantized, linear = linears_applied(
+            model, device, dtype, quantization=quantization, may_pack=not compiled
+        )
         forward = causal_forward(model, has_head=True)
-        attention.probe(model, range(num_layers(config)), forward)
+        with running(checkpoint, dtype, device):
+            attention.probe(model, range(num_layers(config)), forward)
+        if compiled:
+            compile_layers(model, attention, forward)
     except BaseException:
         attention.close()
         raise
@@ -155,6 +175,9 @@ def load_model(
         forward=forward,
         weights="whole",
         experts=experts_backend(model),
+        quantized=quantized,
+        checkpoint=checkpoint,
+        compiled=compiled,
     )
 
 
@@ -189,10 +212,30 @@ def causal_forward(model: Any, *, has_head: bool) -> Forward:
     return forward
 
 
-def linears_applied(model: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> str:
-    """Pack the linear layers where oneDNN would run them; returns what they run as."""
-    packed = can_pack(device, dtype) and pack_linears(model) > 0
-    return "onednn-packed" if packed else "torch"
+def linears_applied(
+    model: torch.nn.Module,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    quantization: str = "none",
+    may_pack: bool = True,
+) -> tuple[Quantized, str]:
+    """Quantize the linear layers, and pack what is left of them where oneDNN would run them.
+
+    Args:
+        model: on its device.
+        device, dtype: its own.
+        quantization: see `quantize`.
+        may_pack: false where layers are compiled: packed ones remember their input.
+
+    Returns:
+        What was quantized, and what the layers run as.
+    """
+    quantized = quantize(model, quantization)
+    packed = may_pack and can_pack(device, dtype) and pack_linears(model) > 0
+    if quantized.products is not None:
+        return quantized, quantized.products + (", head onednn-packed" if packed else "")
+    return quantized, "onednn-packed" if packed else "torch"
 
 
 def head_dtype_applied(model: torch.nn.Module, dtype: torch.dtype) -> None:
@@ -240,7 +283,8 @@ def from_pretrained(
             )
         except (ValueError, OSError, KeyError, ImportError) as error:
             raise ModelError(
-                f"transformers cannot load {directory}: {_first_line(error)}"
+                f"transformers cannot load {directory}: {_first_line(error)}",
+                hint=library_hint(checkpoint_format(config)),
             ) from error
         except Exception as error:
             if type(error).__name__ == "SafetensorError":

@@ -99,4 +99,7 @@ def _groups(module: torch.nn.Module) -> list[tuple[str, ...]]:
 
 
 def _is_plain(module: torch.nn.Module) -> bool:
-    return type(module) is torch.nn.Linear and module.weight.dtype == torch.bfloat16
+    if type(module) is not torch.nn.Linear or module.weight.dtype != torch.bfloat16:
+        return False
+    # A quantized checkpoint's weights are tensors that bring their own product.
+    return type(module.weight.data) is torch.Tensor

@@ -44,6 +44,7 @@ def load_split_model(
     lm_head_dtype: torch.dtype,
     world: World,
     moe_backend: str = "auto",
+    quantization: str = "none",
 ) -> LoadedModel:
     """Load one rank's share; every rank of the world calls this at the same time.
 
@@ -54,6 +55,7 @@ def load_split_model(
         lm_head_dtype: of the logits product.
         world: this rank's place.
         moe_backend: see `apply_moe_backend`.
+        quantization: see `quantize`; of layers that are whole on their rank.
 
     Raises:
         ModelError: see `load_model`; or the model cannot be split.
@@ -86,6 +88,7 @@ def load_split_model(
         lm_head_dtype=lm_head_dtype,
         world=world,
         eos=eos_token_ids(directory, config.get_text_config()),
+        quantization=quantization,
     )
     gc.collect()  # a whole model that parts were cut from
     return loaded
@@ -100,6 +103,7 @@ def split_model(
     lm_head_dtype: torch.dtype,
     world: World,
     eos: frozenset[int] = frozenset(),
+    quantization: str = "none",
 ) -> LoadedModel:
     """One rank's share of a model.
 
@@ -108,6 +112,7 @@ def split_model(
         weights_of: given the whole model without data, where its parameters come from.
         dtype, device, lm_head_dtype, world: see `load_split_model`.
         eos: ids that end a sequence.
+        quantization: see `load_split_model`.
     """
     attention = PagedAttention()
     try:
@@ -124,7 +129,7 @@ def split_model(
             head_dtype_applied(model, lm_head_dtype)
         if plan is not None:
             join_shards(model, plan, world)
-        linear = linears_applied(model, device, dtype)
+        quantized, linear = linears_applied(model, device, dtype, quantization=quantization)
         forward = causal_forward(model, has_head=world.is_last_stage)
         attention.probe(model, layers, forward)
     except BaseException:
@@ -139,6 +144,7 @@ def split_model(
         forward=forward,
         weights=weights.kind,
         experts=experts_backend(model),
+        quantized=quantized,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import logging
 import multiprocessing
 import os
 import shutil
@@ -95,6 +96,9 @@ def child_main(task: Task, sender: Connection) -> None:
     else:
         # cuBLAS may choose its workspace, and with it the order of sums, anew on every start.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # torchao, where it is installed, says on every import which of its kernels are for others.
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     os.setpgid(0, 0)
     # A terminal's Ctrl-C is the parent's to handle, which then ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
