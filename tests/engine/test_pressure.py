@@ -188,16 +188,16 @@ def test_the_demo_model_under_pressure(device, dtype):
     from trace_audit.storage.fingerprint import cache_dir
 
     directory: Path = demo_model(cache_dir())
-    prompts = random_prompts([40 + 7 * i for i in range(12)])
-    sizes = {"max_num_seqs": 6, "max_num_batched_tokens": 64, "max_model_len": 256}
-    engine = {"attention_backend": "sdpa", "block_size": 16, **sizes, "fixed_batch": True}
-    unpressured = Harness.make(directory, device, dtype, **engine).record(prompts, 64)
-    harness = Harness.make(directory, device, dtype, num_kv_blocks=30, **engine)
+    prompts = random_prompts([4 + 2 * (i % 5) for i in range(16)])
+    sizes = {"max_num_seqs": 8, "max_num_batched_tokens": 16, "max_model_len": 64}
+    engine = {"attention_backend": "sdpa", "block_size": 2, "fixed_batch": True, **sizes}
+    unpressured = Harness.make(directory, device, dtype, **engine).record(prompts, 24)
+    harness = Harness.make(directory, device, dtype, num_kv_blocks=44, **engine)
     pressed = harness.replay(prompts, unpressured)
     counters_balance(harness, swap=True)
     assert differing_columns(unpressured, pressed) == set()
     recompute = Harness.make(
-        directory, device, dtype, num_kv_blocks=30, preemption="recompute", **engine
+        directory, device, dtype, num_kv_blocks=44, preemption="recompute", **engine
     )
     outputs = recompute.replay(prompts, unpressured)
     counters_balance(recompute, swap=False)
