@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -81,48 +80,37 @@ def build_engine(
     world = world or single_world()
     speculative = speculative or SpeculativeConfig()
     device = next(loaded.model.parameters()).device
-    # One schedule for all: the rank with the least room decides.
     kv_cache_dtype = stored_dtype(loaded, config)
-    bytes_of_block = block_bytes(loaded, draft, config, kv_cache_dtype)
-    fitting = num_blocks(config, bytes_of_block, device, world)
+    # One schedule for all: the rank with the least room decides.
+    fitting = num_blocks(config, block_bytes(loaded, draft, config, kv_cache_dtype), device, world)
     num_kv_blocks = min(world.all.gather_objects(fitting))
     backend = _backend(config, device)
-    if config.fixed_batch:
-        check_experts(loaded)
     # Interpreted kernels cost time, the vocabulary-wide ones far too much: only on request.
     interpreted = device.type == "cpu" and config.attention_backend != "triton"
     use_reference = interpreted or not can_run_triton(device)
-    draft_model = None if draft is None else _draft_model(draft, loaded, config, num_kv_blocks)
-    decoder = partial(
-        make_runner,
-        trace_kernels=_trace_kernels(config, use_reference),
-        num_decode_rows=num_decode_rows(config.max_num_seqs) if config.fixed_batch else 0,
-        draft_model=draft_model,
-        rejection=speculative.rejection,
-    )
-    runner = (PrefillRunner if config.path == "prefill" else decoder)(
-        loaded=loaded,
-        world=world,
-        backend=backend,
-        statistics_kernels=reference if use_reference else token_stats,
-        max_num_reqs=config.num_slots,
-        max_model_len=config.max_model_len,
-        kv_cache=KVCache(
-            loaded.layers,
-            num_blocks=num_kv_blocks,
-            block_size=config.block_size,
-            dtype=KV_DTYPES[kv_cache_dtype],
-            device=device,
-            scaled=KV_FORMATS[kv_cache_dtype].scale_bytes > 0,
-            write_quantized=(reference if use_reference else kv_cache).write_quantized,
-        ),
-        block_size=config.block_size,
-        scored=scored or Distribution(),
-    )
-    if config.fixed_batch:
-        check_rows(
-            loaded, num_rows=num_decode_rows(config.max_num_seqs), block_size=config.block_size
+    shared = {
+        "loaded": loaded,
+        "world": world,
+        "backend": backend,
+        "statistics_kernels": reference if use_reference else token_stats,
+        "max_num_reqs": config.num_slots,
+        "max_model_len": config.max_model_len,
+        "kv_cache": _kv_cache(loaded, config, kv_cache_dtype, num_kv_blocks, use_reference),
+        "block_size": config.block_size,
+        "scored": scored or Distribution(),
+    }
+    if config.path == "prefill":
+        runner: ModelRunner = PrefillRunner(**shared)
+    else:
+        runner = make_runner(
+            **shared,
+            trace_kernels=_trace_kernels(config, use_reference),
+            num_decode_rows=num_decode_rows(config.max_num_seqs) if config.fixed_batch else 0,
+            draft_model=_draft_model(draft, loaded, config, num_kv_blocks),
+            rejection=speculative.rejection,
         )
+    if config.fixed_batch:
+        _check_fixed_batch(loaded, config)
     pool = BlockPool(num_kv_blocks, config.block_size)
     scheduler = _scheduler(config, runner, pool, _drafting(speculative))
     return BuiltEngine(
@@ -151,6 +139,31 @@ def build_engine(
             "token_statistics": "reference" if use_reference else kernel_mode(device),
         },
     )
+
+
+def _kv_cache(
+    loaded: LoadedModel,
+    config: EngineConfig,
+    kv_cache_dtype: str,
+    num_kv_blocks: int,
+    use_reference: bool,
+) -> KVCache:
+    return KVCache(
+        loaded.layers,
+        num_blocks=num_kv_blocks,
+        block_size=config.block_size,
+        dtype=KV_DTYPES[kv_cache_dtype],
+        device=next(loaded.model.parameters()).device,
+        scaled=KV_FORMATS[kv_cache_dtype].scale_bytes > 0,
+        write_quantized=(reference if use_reference else kv_cache).write_quantized,
+    )
+
+
+def _check_fixed_batch(loaded: LoadedModel, config: EngineConfig) -> None:
+    """Refuse a model or a machine on which a row depends on the others; the cache is bound."""
+    check_experts(loaded)
+    rows = num_decode_rows(config.max_num_seqs)
+    check_rows(loaded, num_rows=rows, block_size=config.block_size)
 
 
 def _scheduler(
@@ -192,8 +205,10 @@ def _drafting(config: SpeculativeConfig) -> Drafting | None:
 
 
 def _draft_model(
-    draft: LoadedModel, loaded: LoadedModel, config: EngineConfig, num_kv_blocks: int
-) -> DraftModel:
+    draft: LoadedModel | None, loaded: LoadedModel, config: EngineConfig, num_kv_blocks: int
+) -> DraftModel | None:
+    if draft is None:
+        return None
     if draft.vocabulary_size != loaded.vocabulary_size:
         raise ConfigError(
             f"the draft model has a vocabulary of {draft.vocabulary_size} ids and the model one of "
