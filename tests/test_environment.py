@@ -70,7 +70,7 @@ def test_the_processor(
     ("key", "value", "counts"),
     [
         ("cpu_model", "another", True),
-        ("cpu_flags", ["avx2"], True),
+        ("cpu_flags", ["another"], True),
         ("machine", "another", True),
         ("versions", {"torch": "0"}, True),
         ("variables", {"NVIDIA_TF32_OVERRIDE": "1"}, True),
