@@ -27,7 +27,7 @@ from trace_audit.engine.build import BuiltEngine
 from trace_audit.engine.request import Request, RequestOutput
 from trace_audit.engine.sampling_params import SamplingParams
 from trace_audit.ranks import open_engine
-from trace_audit.run_setup import apply_process_settings
+from trace_audit.run_setup import Setup, apply_process_settings
 
 NUM_SLOTS = 6
 BLOCK_SIZE = 4
@@ -101,7 +101,9 @@ class Bench:
         self, parallel: ParallelConfig | None = None, **engine: Any
     ) -> Iterator[BuiltEngine]:
         """An engine with these changes; other ranks follow it and end with it."""
-        with open_engine(self._config(parallel, **engine), self._model, None) as opened:
+        config = self._config(parallel, **engine)
+        setup = Setup(config=config, conformance=0.0, environment={}, draft=None)
+        with open_engine(setup, self._model, None) as opened:
             yield opened.built
             opened.finish()
             opened.loaded.attention.close()

@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trace_audit.diff.agreement import Agreement
-from trace_audit.diff.columns import RunColumns
+from trace_audit.diff.batches import aligned_batches
 from trace_audit.diff.compare import compare
-from trace_audit.diff.exact_kl import ExactKL, exact_kl
-from trace_audit.diff.kl_metrics import pair_kl
+from trace_audit.diff.kl import FixedSupport, fixed_support, fixed_support_kl
+from trace_audit.diff.pair_rows import PairRows
 from trace_audit.diff.source import RECORD, AuditSource
 from trace_audit.storage.audit_dir import AuditDir
 from trace_audit.storage.schema import SUPPORT_TOP_K
@@ -180,15 +180,16 @@ def sparse_fault(std: float) -> Iterator[None]:
 
     forward = ModelRunner._forward
 
-    def broken(runner: ModelRunner, batch: Batch) -> torch.Tensor | None:
-        logits = forward(runner, batch)
+    def broken(runner: ModelRunner, batch: Batch, input_ids: torch.Tensor) -> torch.Tensor | None:
+        logits = forward(runner, batch, input_ids)
         assert logits is not None
-        for row in batch.committed:
-            request = batch.scheduled[row].request
-            generator = np.random.default_rng([request.index, len(request.output_token_ids)])
+        for index, row in enumerate(batch.rows):
+            if not row.is_uncommitted:
+                continue
+            generator = np.random.default_rng([row.request.index, row.step])
             if generator.random() < BROKEN_SHARE:
                 noise = generator.normal(0, std, logits.shape[1]).astype(np.float32)
-                logits[row] += torch.from_numpy(noise).to(logits)
+                logits[index] += torch.from_numpy(noise).to(logits)
         return logits
 
     ModelRunner._forward = broken  # type: ignore[method-assign]
@@ -205,39 +206,51 @@ def measure(audit: Path) -> Iterator[Row]:
     for name in names:
         comparison = compare(source, RECORD, name)
         pair, check = comparison.pair, comparison.summary.exact_check
-        exact = exact_kl(source, pair)
+        sample = pair.exact
         assert check is not None
-        assert isinstance(exact, ExactKL)
-        assert pair.record is not None
-        sides = {
-            f"record, {name}": (check.forward, pair.baseline, pair.candidate),
-            f"{name}, record": (check.reverse, pair.candidate, pair.baseline),
-        }
-        for terms, (direction, (agreement, x, y)) in zip(pair_kl(pair), sides.items(), strict=True):
-            assert terms is not None
+        assert sample is not None
+        assert sample.record is not None
+        a, b, record = (s.support for s in (sample.baseline, sample.candidate, sample.record))
+        assert a is not None
+        assert b is not None
+        assert record is not None
+        sides = {f"record || {name}": (check.forward, a, b)}
+        sides[f"{name} || record"] = (check.reverse, b, a)
+        negative = negative_rows(pair)
+        for (direction, (agreement, x, y)), count in zip(sides.items(), negative, strict=True):
             assert agreement is not None
-            plain = plain_form(x, y, pair.record)[exact.row]
-            used = terms.usable
             yield Row(
                 run=name,
-                direction=direction.replace(", ", " || "),
+                direction=direction,
                 agreement=agreement,
-                plain=float(plain.mean()),
-                negative=int(((terms.estimate < 0) | (terms.lower_bound < 0))[used].sum()),
+                plain=float(plain_form(x, y, record).mean()),
+                negative=count,
             )
 
 
-def plain_form(x: RunColumns, y: RunColumns, record: RunColumns) -> NDArray[np.float64]:
+def negative_rows(pair: PairRows) -> tuple[int, int]:
+    """Rows of the whole pair with an estimate or a bound under zero, in both directions."""
+    counts = [0, 0]
+    for batch in aligned_batches(pair):
+        sides = [fixed_support(run) for run in (batch.baseline, batch.candidate, batch.record)]
+        a, b, record = sides
+        assert a is not None
+        assert b is not None
+        assert record is not None
+        for i, (x, y) in enumerate(((a, b), (b, a))):
+            terms = fixed_support_kl(x, y, record, batch.support_token_ids)
+            below = (terms.estimate < 0) | (terms.lower_bound < 0)
+            counts[i] += int(below[terms.usable].sum())
+    return counts[0], counts[1]
+
+
+def plain_form(x: FixedSupport, y: FixedSupport, record: FixedSupport) -> NDArray[np.float64]:
     """Sum of x ln(x/y) at the support, without the terms that `diff/kl.py` adds: float64 [N].
 
     Its expectation is the same; its terms have both signs and cancel.
     """
-    assert x.support_logprobs is not None
-    assert y.support_logprobs is not None
-    assert record.support_logprobs is not None
-    assert record.log_tail_mass is not None
-    terms = np.exp(x.support_logprobs) * (x.support_logprobs - y.support_logprobs)
-    weight = np.exp(record.log_tail_mass[:, None] - record.support_logprobs)
+    terms = np.exp(x.logprobs) * (x.logprobs - y.logprobs)
+    weight = np.exp(record.log_tail[:, None] - record.logprobs)
     tail = (terms * weight)[:, SUPPORT_TOP_K:].mean(axis=1)
     total: NDArray[np.float64] = terms[:, :SUPPORT_TOP_K].sum(axis=1) + tail
     return total

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.kl_estimator import plain_form
+from trace_audit.config import Distribution
 from trace_audit.diff.columns import RunColumns
 from trace_audit.diff.kl import KLTerms, fixed_support, fixed_support_kl
 from trace_audit.engine.draws import uniforms
@@ -117,7 +118,11 @@ def score(logits: torch.Tensor, seed: int, support: torch.Tensor | None) -> tupl
     """What the engine stores of [N, V] logits; the record run draws the support."""
     device = torch.device("cpu")
     sampler = Sampler(
-        vocabulary_size=VOCABULARY, device=device, kernels=reference, trace_replay=None
+        vocabulary_size=VOCABULARY,
+        device=device,
+        kernels=reference,
+        trace_replay=None,
+        scored=Distribution(),
     )
     rows = np.arange(POSITIONS)
     draws = torch.from_numpy(
@@ -222,7 +227,9 @@ def test_the_bound_is_a_bound(case: Case) -> None:
 
 
 def without_added_terms(case: Case, x: RunColumns, y: RunColumns) -> Floats:
-    return plain_form(x, y, case.record.columns)
+    supports = [fixed_support(run) for run in (x, y, case.record.columns)]
+    a, b, record = (support for support in supports if support is not None)
+    return plain_form(a, b, record)
 
 
 def bound_only(case: Case, x: RunColumns, y: RunColumns) -> Floats:

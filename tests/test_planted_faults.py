@@ -36,6 +36,7 @@ def record_job(audit: Path, model: str, max_tokens: int) -> RecordJob:
         ignore_eos=True,
         stop_token_ids=(),
         stop_strings=(),
+        exact_positions=0,
         force=False,
     )
 

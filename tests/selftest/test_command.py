@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ import pytest
 from tests.commands import command, run
 from trace_audit.cli import main
 from trace_audit.cli import selftest as selftest_command
-from trace_audit.diff import align, compare, kl_metrics, pair_structure
+from trace_audit.diff import compare, kl_totals, pair_structure, run_rows
 from trace_audit.diff.pattern import Onset
 
 pytestmark = pytest.mark.timeout(900)
@@ -85,39 +85,50 @@ def test_judged_again_the_runs_give_the_same_findings(judge_again):
     assert set(outcomes.values()) == {"ok", "reported"}
 
 
+def with_unequal(monkeypatch: pytest.MonkeyPatch, unequal: Callable[[Any], Any]) -> None:
+    """The comparison takes other rows for unequal than those that are."""
+    read = compare.reduced
+
+    def wrong(*arguments: Any, **options: Any) -> Any:
+        pair = read(*arguments, **options)
+        return replace(pair, unequal=unequal(pair))
+
+    monkeypatch.setattr(compare, "reduced", wrong)
+
+
 def blind_to_bits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """No row is ever unequal."""
-    monkeypatch.setattr(compare, "unequal_rows", lambda pair: np.zeros(len(pair), dtype=bool))
+    with_unequal(monkeypatch, lambda pair: np.zeros(len(pair), dtype=bool))
     return ["logit noise", "swapped keys", "one unit"]
 
 
 def compares_logprobs_alone(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Equal logprobs pass for equal logits."""
-    monkeypatch.setattr(compare, "unequal_rows", lambda pair: pair.delta != 0)
+    with_unequal(monkeypatch, lambda pair: pair.delta != 0)
     return ["one unit"]
 
 
 def sees_differences_everywhere(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Equal rows pass for unequal."""
-    monkeypatch.setattr(compare, "unequal_rows", lambda pair: np.ones(len(pair), dtype=bool))
+    with_unequal(monkeypatch, lambda pair: np.ones(len(pair), dtype=bool))
     return ["swapped keys", "A/A", "one unit"]
 
 
 def ignores_token_ids(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Ids are stored and never compared."""
-    monkeypatch.setattr(align, "_check_ids", lambda *arguments: None)
+    monkeypatch.setattr(run_rows._Location, "_contents", lambda *arguments: None)
     return ["shifted tokens"]
 
 
 def kl_a_third_too_small(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """An estimator with a bias."""
-    estimate = kl_metrics.fixed_support_kl
+    estimate = kl_totals.fixed_support_kl
 
     def biased(*arguments: Any, **options: Any) -> Any:
         terms = estimate(*arguments, **options)
         return replace(terms, estimate=terms.estimate * 2 / 3)
 
-    monkeypatch.setattr(kl_metrics, "fixed_support_kl", biased)
+    monkeypatch.setattr(kl_totals, "fixed_support_kl", biased)
     return ["logit noise"]
 
 
