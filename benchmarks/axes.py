@@ -41,9 +41,11 @@ def main() -> None:
         command("record", options.model, "--prompts", options.prompts, "-o", audit,
                 "--max-tokens", options.max_tokens, "--ignore-eos", "--set",
                 f"device={options.device}", "--set", f"attention_backend={options.backend}",
-                "--set", f"max_num_seqs={options.max_num_seqs}")  # fmt: skip
+                "--set", f"max_num_seqs={options.max_num_seqs}",
+                "--set", f"num_threads={options.num_threads}")  # fmt: skip
     shared = ["--set", f"device={options.device}",
-              "--set", f"attention_backend={options.backend}"]  # fmt: skip
+              "--set", f"attention_backend={options.backend}",
+              "--set", f"num_threads={options.num_threads}"]  # fmt: skip
     print_floors(audit, shared, options)
     print_axes(audit, shared, options)
 
@@ -120,6 +122,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--backend", default="sdpa", help="attention backend of every run")
     parser.add_argument("--config", type=Path, default=Path("configs/bf16-sdpa.toml"))
+    parser.add_argument("--num-threads", type=int, default=0, help="CPU threads; 0: all cores")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--max-num-seqs", type=int, default=8, help="below the prompts: mates vary")
     parser.add_argument("--repeats", type=int, default=3)

@@ -32,7 +32,7 @@ def test_swapped_blocks_that_come_back_changed_fail_their_rows(checkpoint, capsy
     admit = ModelRunner.admit
 
     def damaged(self, request):
-        for saved in self._swapped.get(request.request_id, [])[:1]:
+        for saved in self._swapped.get(request.request_id, [[]])[0][:1]:
             saved += 1
         admit(self, request)
 
