@@ -24,8 +24,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 _CHARACTER = (8, 16)  # of the page below, pixels
 _PAGE = """<!doctype html><meta charset="utf-8"><style>
 body {{ margin: 12px; background: #fff; color: #111 }}
-pre {{ margin: 0; font: 13.33px/16px "DejaVu Sans Mono", monospace; width: {width}ch }}
-</style><pre>{{code}}</pre>"""
+pre {{ margin: 0; font: 13.33px/16px "DejaVu Sans Mono", monospace; width: WIDTHch }}
+</style><pre>{code}</pre>"""
 
 
 def main() -> None:
@@ -64,7 +64,7 @@ def draw(binary: str, printed: str, width: int, path: Path) -> None:
     """Text with ANSI styles as a picture."""
     console = Console(record=True, width=width + 40, file=StringIO(), force_terminal=True)
     console.print(Text.from_ansi(printed), soft_wrap=True)
-    html = console.export_html(inline_styles=True, code_format=_PAGE.format(width=width))
+    html = console.export_html(inline_styles=True, code_format=_PAGE.replace("WIDTH", str(width)))
     columns, rows = max(width, 80), printed.count("\n") + 2
     with tempfile.TemporaryDirectory() as directory:
         page = Path(directory) / "page.html"
