@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from trace_audit.diff.align import AlignedPair
 from trace_audit.diff.columns import FloatArray, IntArray
 from trace_audit.diff.special import normal_cdf
+from trace_audit.diff.top_tokens import TopTokens
 
 _MAD_TO_SIGMA = 1.4826
 # Rows whose expectation is computed at once.
@@ -18,28 +19,13 @@ CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopChanges:
+class TopChanges(TopTokens):
     """What became of the best token at each of N positions.
 
     Attributes:
-        known: bool, both runs' best tokens are known and the row is finite.
-        flip: bool, the best token changed and neither side has a tie between the two.
-        tie_change: bool, the best token changed otherwise.
-        gap: float64, the baseline's gap between its own best two ids, nats; NaN if unknown.
-        candidate_gap: float64, the candidate's gap between those same ids, signed.
-        baseline_ulp: Unit in the last place of the baseline's stored logits at the top logit: float
-            [N]; None where its logit dtype is not known.
-        candidate_ulp: That of the candidate.
         gap_floor: p99 of |gap_B - gap_A| between repeats of one run, nats; 0 without repeats.
     """
 
-    known: NDArray[np.bool_]
-    flip: NDArray[np.bool_]
-    tie_change: NDArray[np.bool_]
-    gap: FloatArray
-    candidate_gap: FloatArray
-    baseline_ulp: NDArray[np.floating] | None = None
-    candidate_ulp: NDArray[np.floating] | None = None
     gap_floor: float = 0.0
 
     @property
@@ -175,13 +161,5 @@ def top_changes(pair: AlignedPair, *, gap_floor: float = 0.0) -> TopChanges | No
     tops = pair.tops
     if tops is None:
         return None
-    return TopChanges(
-        known=tops.known,
-        flip=tops.flip,
-        tie_change=tops.tie_change,
-        gap=tops.gap,
-        candidate_gap=tops.candidate_gap,
-        baseline_ulp=tops.baseline_ulp,
-        candidate_ulp=tops.candidate_ulp,
-        gap_floor=gap_floor,
-    )
+    found = {field.name: getattr(tops, field.name) for field in fields(TopTokens)}
+    return TopChanges(**found, gap_floor=gap_floor)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trace_audit.diff.align import AlignedPair
 from trace_audit.diff.columns import FloatArray
@@ -35,10 +36,17 @@ def hints(pair: AlignedPair) -> tuple[str, ...]:
     )
 
 
-def _sides(pair: AlignedPair) -> list[tuple[str, FloatArray]]:
-    """Name and logprobs of both runs."""
-    logprobs = (pair.baseline_logprob, pair.candidate_logprob)
-    return list(zip((pair.baseline_name, pair.candidate_name), logprobs, strict=True))
+def _sides(pair: AlignedPair) -> list[tuple[str, NDArray[np.float32]]]:
+    """Name and logprobs of both runs, as they are stored."""
+    return [
+        (pair.baseline_name, pair.baseline_stored),
+        (pair.candidate_name, pair.candidate_stored),
+    ]
+
+
+def _first_piece(pair: AlignedPair) -> list[FloatArray]:
+    """Logprobs of both runs at the first rows: of a long trace enough for a hint."""
+    return [stored[:PIECE].astype(np.float64) for _, stored in _sides(pair)]
 
 
 def _filtered_out(pair: AlignedPair) -> Iterator[str]:
@@ -77,13 +85,12 @@ def _constant(pair: AlignedPair) -> Iterator[str]:
 
 
 def _shifted(pair: AlignedPair) -> list[str]:
-    first = slice(0, PIECE)  # of a long trace this is enough
-    a, b = (logprob[first] for _, logprob in _sides(pair))
+    a, b = _first_piece(pair)
     # The run that knows how it scored is in place; of two that do, the baseline.
     given, own = (pair.candidate_name, pair.baseline_name)
     if pair.baseline_name == "imported":
         given, own, a, b = own, given, b, a
-    shift = found_shift(b, a, pair.sequence[first], pair.step[first])
+    shift = found_shift(b, a, pair.sequence[:PIECE], pair.step[:PIECE])
     return [] if shift is None else [shift.words(given, own)]
 
 
@@ -105,7 +112,7 @@ def _scaled(pair: AlignedPair) -> list[str]:
 
 def _one_factor(pair: AlignedPair) -> list[str]:
     """One factor between the two sides' logprobs, from a regression through the origin."""
-    a, b = (logprob[:PIECE][pair.finite[:PIECE]] for _, logprob in _sides(pair))
+    a, b = (logprob[pair.finite[:PIECE]] for logprob in _first_piece(pair))
     squares, deltas = float(a @ a), float((b - a) @ (b - a))
     if len(a) < _MIN_TOKENS or squares == 0 or deltas == 0:
         return []

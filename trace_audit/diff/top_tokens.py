@@ -26,7 +26,7 @@ class TopTokens:
         tie_change: bool, the best token changed otherwise.
         gap: float64, the baseline's gap between its own best two ids, nats; NaN if unknown.
         candidate_gap: float64, the candidate's gap between those same ids, signed.
-        baseline_ulp: float32, unit in the last place of the stored logits at the top logit, a power
+        baseline_ulp: float, unit in the last place of the stored logits at the top logit, a power
             of two; None where the run's logit dtype is not known.
         candidate_ulp: That of the candidate.
     """
@@ -36,8 +36,8 @@ class TopTokens:
     tie_change: NDArray[np.bool_]
     gap: FloatArray
     candidate_gap: FloatArray
-    baseline_ulp: NDArray[np.float32] | None
-    candidate_ulp: NDArray[np.float32] | None
+    baseline_ulp: NDArray[np.floating] | None = None
+    candidate_ulp: NDArray[np.floating] | None = None
 
 
 class TopCollector:

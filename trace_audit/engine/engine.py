@@ -132,6 +132,8 @@ class Engine:
         return len(kept)
 
     def _count_drafts(self, output: StepOutput) -> None:
+        if output.batch.drafts is None:
+            return
         committed = Counter(output.batch.rows[i].request.request_id for i in output.committed)
         for scheduled in output.batch.scheduled:
             if scheduled.draft_token_ids:
