@@ -25,6 +25,19 @@ Masks = Mapping[int, NDArray[np.bool_]]
 _MEMORY_SHARE = 0.5  # of the free memory, for the rows that a shard keeps
 
 
+def check_exact_scoring(job: RecordJob) -> None:
+    """Refuse whole distributions beside statistics of other ones; asked before a model is loaded.
+
+    Raises:
+        UsageError: statistics are of processed logits.
+    """
+    if job.exact_positions and not distribution_of(job.config.scoring).is_raw:
+        raise UsageError(
+            "--exact-positions keeps the model's own distributions, and scoring.mode is processed",
+            hint='record with scoring.mode = "raw", or without --exact-positions',
+        )
+
+
 def start_exact(
     job: RecordJob,
     requests: Sequence[Request],
@@ -44,15 +57,10 @@ def start_exact(
         emit: told.
 
     Raises:
-        UsageError: there is no room for them, or statistics are of processed logits.
+        UsageError: there is no room for them.
     """
     if not job.exact_positions:
         return None
-    if not distribution_of(job.config.scoring).is_raw:
-        raise UsageError(
-            "--exact-positions keeps the model's own distributions, and scoring.mode is processed",
-            hint='record with scoring.mode = "raw", or without --exact-positions',
-        )
     said = check_exact_size(
         job.exact_positions,
         vocabulary_size=vocabulary_size,

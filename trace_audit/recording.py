@@ -16,7 +16,7 @@ from trace_audit.engine.build import BuiltEngine
 from trace_audit.engine.request import Request
 from trace_audit.engine.sampling_params import SamplingParams
 from trace_audit.errors import InputError, RequestError
-from trace_audit.exact_record import finish_exact, start_exact
+from trace_audit.exact_record import check_exact_scoring, finish_exact, start_exact
 from trace_audit.importing import add_imported, import_messages
 from trace_audit.jobs import Message, RecordJob, Rendezvous, Stage
 from trace_audit.model_check import check_model
@@ -71,6 +71,7 @@ def record(job: RecordJob, emit: Emit, rendezvous: Rendezvous | None = None) -> 
     """
     started = time.perf_counter()
     check_record_target(job.output, job.force)
+    check_exact_scoring(job)
     entries = read_prompts(job.prompts_path)
     for message in import_messages(entries):
         emit(Message(message))
