@@ -1,56 +1,19 @@
-"""A fault as it happens: a layer's KV writes that get lost from one position on."""
+"""A replay with a planted fault: a layer's KV writes that get lost from one position on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
-import torch
-
-from trace_audit.engine.build import MakeRunner
-from trace_audit.engine.model_runner import ModelRunner, StepOutput
-from trace_audit.engine.scheduler import ScheduledRequest
 from trace_audit.jobs import Job, Rendezvous
 from trace_audit.selftest.faults import replay_on
-
-
-class LostWritesRunner(ModelRunner):
-    """One layer's keys and values from `first_position` on are gone once their launch is over.
-
-    The launch that computes them still sees them; every later one reads what the slot held before:
-    zeros, or what another request left there.
-    """
-
-    def __init__(self, layer: int, first_position: int, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self._layer = layer
-        self._first_position = first_position
-
-    def execute(self, scheduled: Sequence[ScheduledRequest]) -> Iterator[StepOutput]:
-        slots = [slot for one in scheduled for slot in self._lost(one)]
-        sides = (self.kv_cache.keys[self._layer], self.kv_cache.values[self._layer])
-        flat = [side.data.flatten(0, 1) for side in sides]
-        index = torch.tensor(slots, dtype=torch.long, device=self.device)
-        before = [side[index] for side in flat]
-        yield from super().execute(scheduled)
-        for side, contents in zip(flat, before, strict=True):
-            side[index] = contents
-
-    def _lost(self, one: ScheduledRequest) -> list[int]:
-        blocks, size = one.request.block_ids, self.block_size
-        first = max(one.chunk_start, self._first_position)
-        positions = range(first, one.chunk_start + one.num_tokens)
-        return [blocks[p // size] * size + p % size for p in positions]
-
-
-def lost_writes(layer: int, first_position: int) -> MakeRunner:
-    """What makes a runner with that fault."""
-    return partial(LostWritesRunner, layer, first_position)
 
 
 def replay_with_lost_writes(
     layer: int, first_position: int, job: Job, emit: Any, rendezvous: Rendezvous | None
 ) -> dict[str, Any]:
     """For `run_job`: a replay with the fault, in a process of its own."""
+    # The run's process imports this module to find the function, before it knows its device;
+    # kernels may only be imported once it does.
+    from tests.lost_writes import lost_writes
+
     return replay_on(lost_writes(layer, first_position), job, emit, rendezvous)

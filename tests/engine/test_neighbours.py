@@ -20,12 +20,14 @@ def test_experts_give_the_same_bytes_every_time(checkpoint, device, family, dtyp
 
 def test_other_neighbours_give_other_bits_and_the_same_ones_each_time(checkpoint, device):
     """Case 24: deterministic but different."""
-    first, *others = random_prompts([9, 17, 5, 30, 12])
+    first, *others = random_prompts([9] + [3 + i % 29 for i in range(40)])
+    sizes = {"max_num_seqs": 41, "max_num_batched_tokens": 1024}
 
     def beside(mates: list[list[int]]):
-        return Harness.make(checkpoint(), device).record([first, *mates], 8)[:1]
+        return Harness.make(checkpoint(), device, **sizes).record([first, *mates], 8)[:1]
 
-    few, many = beside(others[:1]), beside(others[:3])
+    # A GPU's library takes another kernel only for many more rows.
+    few, many = beside(others[:1]), beside(others)
     assert differing_columns(few, beside(others[:1])) == set()
-    assert differing_columns(many, beside(others[:3])) == set()
+    assert differing_columns(many, beside(others)) == set()
     assert "logits_hash" in differing_columns(few, many)

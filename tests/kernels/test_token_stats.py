@@ -8,6 +8,7 @@ import torch
 from trace_audit.engine import token_statistics as stats
 from trace_audit.engine.draws import draw_ids, uniforms
 from trace_audit.kernels import reference, token_stats
+from trace_audit.kernels.row_sum import row_sum, row_sum_in_tiles
 
 VOCABULARIES = [1, 20, 255, 256, 257, 1000, 4096]
 NEG_INF = float("-inf")
@@ -202,3 +203,34 @@ def test_the_ends_of_the_unit_interval_draw_possible_ids(kernels, uniform, devic
     u = torch.full((1, 1), uniform, dtype=torch.float64, device=device)
     drawn = int(draw_ids(logits, row_maximum, mass, nothing, u))
     assert 10 <= drawn < 990
+
+
+@pytest.mark.parametrize("width", [1, 3, 192, 256, 594, 2500])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_row_sums_against_float64(width, dtype, device):
+    x = torch.rand(5, 2, width, generator=torch.Generator().manual_seed(width), dtype=dtype)
+    x = x.to(device)
+    want = x.double().sum(-1)
+    bound = float(want.max()) * torch.finfo(dtype).eps * 12  # a tree of twelve levels at most
+    for total in (row_sum(x), row_sum_in_tiles(x), row_sum_in_tiles(x.transpose(0, 1)).T):
+        assert total.dtype == dtype
+        assert float((total.double() - want).abs().max()) <= bound
+
+
+def test_no_statistic_of_a_row_depends_on_how_many_stand_beside_it(kernels, device):
+    """How torch splits a sum on CUDA depends on the number of rows."""
+    interpreted = kernels is token_stats and device.type == "cpu"
+    vocabulary = 4096 if interpreted else 49152
+    logits = make_logits(vocabulary, device, rows=130)
+    excluded = stats.top_ids(logits, passes(kernels, logits)[0].maximum, 20)
+
+    def of(rows: slice) -> list[torch.Tensor]:
+        partials, row_maximum, logsumexp = passes(kernels, logits[rows])
+        masses = stats.chunk_masses(logits[rows], partials, row_maximum, excluded[rows])
+        entropy = stats.entropy(partials, row_maximum)
+        return [logsumexp, entropy, masses, row_sum(masses)]
+
+    together = of(slice(None))
+    for rows in (slice(0, 1), slice(7, 9), slice(64, 97)):
+        for alone, beside in zip(of(rows), together, strict=True):
+            assert torch.equal(alone, beside[rows])

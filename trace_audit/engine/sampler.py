@@ -25,6 +25,7 @@ from trace_audit.engine.token_statistics import (
 from trace_audit.engine.trace_replay import TraceReplayState
 from trace_audit.engine.verification import REJECTED, Verification
 from trace_audit.kernels.partials import VocabularyPartials
+from trace_audit.kernels.row_sum import row_sum
 from trace_audit.kernels.runtime import to_device
 
 _SAMPLING_DRAW = SUPPORT_TAIL_DRAWS  # draw number after those of the tail
@@ -235,7 +236,7 @@ class Sampler:
             top_logprobs=stats.logprobs_at(logits, logsumexp, top),
             support_token_ids=support,
             support_logprobs=stats.logprobs_at(logits, logsumexp, support),
-            log_tail_mass=tail.sum(-1).log() + (row_maximum - logsumexp),
+            log_tail_mass=row_sum(tail).log() + (row_maximum - logsumexp),
             logits_hash=partials.bits.sum(-1),
         )
 

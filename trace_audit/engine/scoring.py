@@ -8,6 +8,7 @@ from torch.nn.functional import pad
 from trace_audit.config.scoring import Distribution
 from trace_audit.engine.draws import prefix_sum
 from trace_audit.kernels.partials import CHUNK
+from trace_audit.kernels.row_sum import row_sum
 
 
 def processed(logits: torch.Tensor, distribution: Distribution) -> torch.Tensor:
@@ -41,7 +42,7 @@ def _least_of_nucleus(values: torch.Tensor, top_p: float) -> torch.Tensor:
     ordered = values.sort(dim=-1, descending=True).values
     weight = (ordered.double() - ordered[:, :1].double()).exp()
     chunks = pad(weight, (0, -weight.shape[1] % CHUNK)).unflatten(1, (-1, CHUNK))
-    prefix = prefix_sum(chunks.sum(-1))
+    prefix = prefix_sum(row_sum(chunks))
     target = top_p * prefix[:, -1:]
     # The first chunk that reaches the target, and in it the first id that does.
     chunk = (prefix < target).sum(-1, keepdim=True).clamp(max=chunks.shape[1] - 1)

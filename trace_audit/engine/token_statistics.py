@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from trace_audit.kernels.partials import CHUNK, TokenCounts, VocabularyPartials
+from trace_audit.kernels.row_sum import row_sum
 
 NUM_TOP = 5
 """Best ids a run stores of its own."""
@@ -75,16 +76,16 @@ def log_normalizer(partials: VocabularyPartials) -> tuple[torch.Tensor, torch.Te
     row_maximum = partials.maximum.amax(-1)
     weight = (partials.maximum - row_maximum[:, None]).exp()
     # A chunk with a NaN has maximum -inf and weight 0, and 0 * NaN keeps the row's sum NaN.
-    return row_maximum, row_maximum + (weight * partials.sum_exp).sum(-1).log()
+    return row_maximum, row_maximum + row_sum(weight * partials.sum_exp).log()
 
 
 def entropy(partials: VocabularyPartials, row_maximum: torch.Tensor) -> torch.Tensor:
     """Entropy in nats, float32 [B]: log Z - E[x - max], two terms of one sign."""
     shift = partials.maximum - row_maximum[:, None]
     weight = shift.exp()
-    total = (weight * partials.sum_exp).sum(-1)
+    total = row_sum(weight * partials.sum_exp)
     shift = torch.where(shift == float("-inf"), 0.0, shift)
-    mean = (weight * (partials.sum_exp_x + shift * partials.sum_exp)).sum(-1) / total
+    mean = row_sum(weight * (partials.sum_exp_x + shift * partials.sum_exp)) / total
     return total.log() - mean
 
 
@@ -119,7 +120,7 @@ def chunk_masses(
     # Several excluded ids can share a chunk: all of them are struck from its first copy.
     first = (chunk[:, :, None] == chunk[:, None, :]).int().argmax(-1)
     weight.scatter_(1, first * CHUNK + excluded % CHUNK, 0.0)
-    rest = weight.unflatten(1, (num_excluded, CHUNK)).sum(-1).gather(1, first)
+    rest = row_sum(weight.unflatten(1, (num_excluded, CHUNK))).gather(1, first)
     mass = torch.cat([mass, mass.new_zeros(num_rows, 1)], dim=1)
     return mass.scatter_(1, chunk, rest)[:, :-1]
 

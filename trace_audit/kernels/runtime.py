@@ -15,9 +15,14 @@ except ImportError:  # no triton on this platform (macOS): references run, and t
     triton = None
 
 
+# Triton decides when a kernel is defined, whatever the variable says later; kernels are defined
+# by the modules that import this one.
+_INTERPRETED = triton is not None and bool(knobs.runtime.interpret)
+
+
 def is_interpreted() -> bool:
     """Whether Triton kernels run in Triton's interpreter (TRITON_INTERPRET=1 before its import)."""
-    return triton is not None and bool(knobs.runtime.interpret)
+    return _INTERPRETED
 
 
 def can_run_triton(device: torch.device) -> bool:
