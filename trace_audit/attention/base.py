@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +84,23 @@ class AttentionBatch:
     def num_decode_rows(self) -> int:
         """Leading rows with a single token."""
         return int((self.query_lens == 1).sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeBatch:
+    """A launch of one token a row, all of it on the device; see `AttentionBatch`.
+
+    Attributes:
+        kv_slots: int64 [B].
+        context_lens: int32 [B].
+        block_table: int32 [B, max_blocks], entries of a row contiguous.
+        max_context_len: at least the largest of `context_lens`, known on the host.
+    """
+
+    kv_slots: torch.Tensor
+    context_lens: torch.Tensor
+    block_table: torch.Tensor
+    max_context_len: int
 
 
 WriteQuantized = Callable[[torch.Tensor, torch.Tensor, CachedHeads], None]
@@ -186,6 +203,14 @@ class AttentionBackend(Protocol):
         """
 
 
+@runtime_checkable
+class DecodesOnDevice(Protocol):
+    """A backend that can decode without asking the host anything."""
+
+    def prepare_decode(self, batch: DecodeBatch) -> None:
+        """`AttentionBackend.prepare` for a launch whose tables are on the device."""
+
+
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor | None]
 """A flat batch through a model: input ids int64 [T], positions int64 [T], rows int64 [B] whose
 logits are wanted -> logits [B, V], or None where the model ends before its head."""
@@ -210,7 +235,7 @@ class PagedAttention:
         self._probed: dict[int, tuple[LayerSpec, torch.nn.Module]] | None = None
         self._cache: KVCache | None = None
         self._backend: AttentionBackend | None = None
-        self._batch: AttentionBatch | None = None
+        self._kv_slots: torch.Tensor | None = None
         # No mask function is registered under this name, so transformers builds no mask.
         AttentionInterface.register(self.name, self._attend)
 
@@ -258,8 +283,14 @@ class PagedAttention:
     def prepare(self, batch: AttentionBatch) -> None:
         """Set the launch that the next forward belongs to."""
         assert self._backend is not None
-        self._batch = batch
+        self._kv_slots = batch.kv_slots
         self._backend.prepare(batch)
+
+    def prepare_decode(self, batch: DecodeBatch) -> None:
+        """The same for a launch whose tables are on the device."""
+        assert isinstance(self._backend, DecodesOnDevice)
+        self._kv_slots = batch.kv_slots
+        self._backend.prepare_decode(batch)
 
     def _attend(
         self,
@@ -295,12 +326,12 @@ class PagedAttention:
         Returns:
             [1, T, num_heads, value_dim].
         """
-        if self._batch is None:
+        if self._kv_slots is None:
             return nothing_attended(query, value)
         assert self._cache is not None
         assert self._backend is not None
         index = layer_idx - self._first_layer
-        kv_slots = self._batch.kv_slots
+        kv_slots = self._kv_slots
         num_tokens, num_padding = kv_slots.shape[0], query.shape[2] - kv_slots.shape[0]
         query, key, value = (x[0].transpose(0, 1)[:num_tokens] for x in (query, key, value))
         self._cache.write(index, key, value, kv_slots)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from trace_audit.attention.base import AttentionBatch, LayerSpec
+from trace_audit.attention.base import AttentionBatch, DecodeBatch, LayerSpec
 from trace_audit.kernels.cached_heads import CachedHeads
 from trace_audit.kernels.paged_attention import (
     AttentionOptions,
@@ -55,6 +55,17 @@ class TritonAttention:
             self._prefill = _rows(batch, slice(num_decode, num_rows), num_decode)
             starts = np.concatenate([[0], np.cumsum(self._query_lens)]).astype(np.int32)
             self._query_starts = to_device(starts, batch.device)
+
+    def prepare_decode(self, batch: DecodeBatch) -> None:
+        """Take the tables as they are."""
+        self._tiles = {}
+        self._prefill = None
+        self._decode = _Rows(
+            tokens=slice(0, len(batch.kv_slots)),
+            block_table=batch.block_table,
+            context_lens=batch.context_lens,
+            max_context_len=batch.max_context_len,
+        )
 
     def forward(
         self, query: torch.Tensor, keys: CachedHeads, values: CachedHeads, layer: LayerSpec

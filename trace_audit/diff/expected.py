@@ -220,6 +220,7 @@ _RULES: Mapping[str, _Rule] = {
     "engine.kv_cache_dtype": _kv_storage,
     "parallel.timeout_seconds": _no_numerics,
     "engine.gpu_memory_utilization": _no_numerics,
+    "engine.enforce_eager": _no_numerics,
     "scoring.mode": _scoring,
     "scoring.temperature": _scoring,
     "scoring.top_k": _scoring,

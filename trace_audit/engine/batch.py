@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from trace_audit.attention.base import AttentionBatch
+from trace_audit.engine.padding import DecodePadding, unpadded
 from trace_audit.engine.proposers import PLACEHOLDER
 from trace_audit.engine.request import Request
 from trace_audit.engine.scheduler import ScheduledRequest
@@ -67,16 +68,48 @@ class DraftTokens:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
-    """A flat token batch: T tokens of some requests, and B rows of logits.
+class Launch:
+    """What the host knows of a launch: T tokens of some requests, and B rows of logits.
 
-    Padding of a fixed batch stands at the end of both, a token and a row each: rows of every
-    matrix product like the others, but nobody's.
+    Padding stands at the end of both, a token and a row each: rows of every matrix product like
+    the others, but nobody's.
 
     Attributes:
         scheduled: the requests in order.
         rows: the rows without padding, those of a request together and in order of position.
         num_padding: rows of padding.
+    """
+
+    scheduled: Sequence[ScheduledRequest]
+    rows: Sequence[LogitsRow]
+    num_padding: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the launch, padding included."""
+        return sum(s.num_tokens for s in self.scheduled) + self.num_padding
+
+    @property
+    def num_requests(self) -> int:
+        """Requests in the launch, padding included."""
+        return len(self.scheduled) + self.num_padding
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether any of its tokens is a draft."""
+        return any(s.draft_token_ids for s in self.scheduled)
+
+    @property
+    def padded_rows(self) -> list[LogitsRow]:
+        """B rows to sample: for padding the first row, whose parameters ask for nothing new."""
+        return [*self.rows, *([self.rows[0]] * self.num_padding)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch(Launch):
+    """A launch as a flat token batch on the device.
+
+    Attributes:
         idx_mapping: int32 [B] on the device, row -> request slot, -1 for padding.
         token_slots: int64 [T] on the device, request slot of each token, -1 for padding.
         positions: int64 [T] on the device, absolute positions.
@@ -85,9 +118,6 @@ class Batch:
         drafts: which tokens are drafts; None: no request has any.
     """
 
-    scheduled: Sequence[ScheduledRequest]
-    rows: Sequence[LogitsRow]
-    num_padding: int
     idx_mapping: torch.Tensor
     token_slots: torch.Tensor
     positions: torch.Tensor
@@ -95,28 +125,13 @@ class Batch:
     attention: AttentionBatch
     drafts: DraftTokens | None
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens in the launch, padding included."""
-        return int(self.positions.shape[0])
-
-    @property
-    def num_requests(self) -> int:
-        """Requests in the launch, padding included."""
-        return len(self.scheduled) + self.num_padding
-
-    @property
-    def padded_rows(self) -> list[LogitsRow]:
-        """B rows to sample: for padding the first row, whose parameters ask for nothing new."""
-        return [*self.rows, *([self.rows[0]] * self.num_padding)]
-
 
 def build_batch(
     scheduled: Sequence[ScheduledRequest],
     *,
     block_size: int,
     device: torch.device,
-    num_decode_rows: int = 0,
+    padding: DecodePadding = unpadded,
 ) -> Batch:
     """Lay the scheduled chunks out flat, row after row.
 
@@ -124,7 +139,7 @@ def build_batch(
         scheduled: the launch.
         block_size: tokens of a KV block.
         device: of the launch.
-        num_decode_rows: rows that a decode launch is padded to; 0: none is padded.
+        padding: how many rows a launch of decode rows alone has.
     """
     slots = np.array([s.request.slot for s in scheduled], dtype=np.int64)
     starts = np.array([s.chunk_start for s in scheduled], dtype=np.int64)
@@ -147,7 +162,7 @@ def build_batch(
     ends = query_starts[1:][logits_rows]
     back = np.array([row.scheduled.end - row.position for row in rows_of_logits], dtype=np.int64)
     is_decode = all(s.phase == "decode" for s in scheduled)
-    num_padding = max(0, num_decode_rows - len(scheduled)) if is_decode else 0
+    num_padding = padding(len(scheduled)) - len(scheduled) if is_decode else 0
     padding_tokens = len(positions) + np.arange(num_padding)
 
     def padded(values: AnyIntArray, fill: int) -> torch.Tensor:

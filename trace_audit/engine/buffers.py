@@ -92,9 +92,18 @@ class UvaBackedTensor:
         size: elements.
         dtype: int32, int64 or float32.
         device: the device whose kernels read it.
+        fixed_address: on CUDA, have `.gpu` be one tensor on the device that every `copy_to_uva`
+            copies to: a recorded graph reads the address that it was recorded with.
     """
 
-    def __init__(self, size: int, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        size: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        fixed_address: bool = False,
+    ) -> None:
         on_cuda = device.type == "cuda"
         count = _NUM_UVA_BUFFERS if on_cuda else 1
         self.np = np.zeros(size, dtype=_NUMPY_DTYPES[dtype])
@@ -102,22 +111,28 @@ class UvaBackedTensor:
         self._last_use: list[torch.cuda.Event | None] = [None] * count
         self._current = 0
         self._on_cuda = on_cuda
+        is_copied = on_cuda and fixed_address
+        self._copy = torch.zeros(size, dtype=dtype, device=device) if is_copied else None
 
     @property
     def gpu(self) -> torch.Tensor:
         """The buffer that holds the last copy, [size]."""
-        return self._buffers[self._current]
+        return self._buffers[self._current] if self._copy is None else self._copy
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all rotating buffers."""
-        return sum(b.nbytes for b in self._buffers)
+        """Bytes of all rotating buffers, and of the copy on the device."""
+        copied = 0 if self._copy is None else self._copy.nbytes
+        return copied + sum(b.nbytes for b in self._buffers)
 
     def copy_to_uva(self) -> torch.Tensor:
         """Publish `.np` to the device and return the new `.gpu`."""
         if self._on_cuda:
             self._rotate()
-        self.gpu.numpy()[:] = self.np
+        current = self._buffers[self._current]
+        current.numpy()[:] = self.np
+        if self._copy is not None:
+            self._copy.copy_(current, non_blocking=True)
         return self.gpu
 
     def _rotate(self) -> None:

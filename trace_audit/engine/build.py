@@ -15,12 +15,14 @@ from trace_audit.attention.triton import TritonAttention
 from trace_audit.config import Distribution, EngineConfig, SpeculativeConfig
 from trace_audit.config.kv_formats import KV_FORMATS
 from trace_audit.engine.block_pool import BlockPool
+from trace_audit.engine.decode_mode import decode_mode
 from trace_audit.engine.draft_model import DraftModel
 from trace_audit.engine.engine import Engine
 from trace_audit.engine.fixed_batch import check_experts, check_rows, num_decode_rows
 from trace_audit.engine.input_processor import InputProcessor
 from trace_audit.engine.kv_memory import KV_DTYPES, block_bytes, num_blocks, stored_dtype
 from trace_audit.engine.model_runner import ModelRunner
+from trace_audit.engine.padding import decode_padding
 from trace_audit.engine.prefill_path import PrefillRunner, PrefillScheduler
 from trace_audit.engine.proposers import Drafting, NgramProposer, PlaceholderProposer
 from trace_audit.engine.scheduler import Scheduler, SchedulerHooks
@@ -88,6 +90,12 @@ def build_engine(
     # Interpreted kernels cost time, the vocabulary-wide ones far too much: only on request.
     interpreted = device.type == "cpu" and config.attention_backend != "triton"
     use_reference = interpreted or not can_run_triton(device)
+    # A runner of another kind, such as one with a fault, has its say in every launch.
+    decode = (
+        decode_mode(loaded, config, speculative, world, backend)
+        if make_runner is ModelRunner
+        else "eager"
+    )
     shared = {
         "loaded": loaded,
         "world": world,
@@ -95,7 +103,8 @@ def build_engine(
         "statistics_kernels": reference if use_reference else token_stats,
         "max_num_reqs": config.num_slots,
         "max_model_len": config.max_model_len,
-        "kv_cache": _kv_cache(loaded, config, kv_cache_dtype, num_kv_blocks, use_reference),
+        # One more block than there is to give away: the null block.
+        "kv_cache": _kv_cache(loaded, config, kv_cache_dtype, num_kv_blocks + 1, use_reference),
         "block_size": config.block_size,
         "scored": scored or Distribution(),
     }
@@ -105,7 +114,9 @@ def build_engine(
         runner = make_runner(
             **shared,
             trace_kernels=_trace_kernels(config, use_reference),
-            num_decode_rows=num_decode_rows(config.max_num_seqs) if config.fixed_batch else 0,
+            padding=decode_padding(config, device),
+            null_block=None if decode == "eager" else num_kv_blocks,
+            cuda_graphs=decode == "cuda-graph",
             draft_model=_draft_model(draft, loaded, config, num_kv_blocks),
             rejection=speculative.rejection,
         )
@@ -126,6 +137,7 @@ def build_engine(
         backends={
             "device": str(device),
             "attention": backend.name,
+            "decode": decode,
             "kv_cache": kv_cache_dtype,
             "linear": loaded.linear,
             "experts": loaded.experts,

@@ -132,7 +132,7 @@ class Engine:
         return len(kept)
 
     def _count_drafts(self, output: StepOutput) -> None:
-        if output.batch.drafts is None:
+        if not output.batch.has_drafts:
             return
         committed = Counter(output.batch.rows[i].request.request_id for i in output.committed)
         for scheduled in output.batch.scheduled:

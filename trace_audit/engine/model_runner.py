@@ -11,13 +11,16 @@ import torch
 
 from trace_audit.attention.base import AttentionBackend, KVCache, LayerSpec
 from trace_audit.config import Distribution
-from trace_audit.engine.batch import Batch, build_batch
+from trace_audit.engine.batch import Batch, Launch, build_batch
+from trace_audit.engine.cuda_graphs import GraphedStep
+from trace_audit.engine.decode_path import DecodePath
 from trace_audit.engine.draft_model import DraftModel
+from trace_audit.engine.padding import DecodePadding, unpadded
 from trace_audit.engine.request import Request
 from trace_audit.engine.request_state import RequestState
 from trace_audit.engine.sampler import Rejection, Sampler, SamplingInputs
 from trace_audit.engine.scheduler import ScheduledRequest
-from trace_audit.engine.token_statistics import StatisticsKernels, TokenStatistics
+from trace_audit.engine.token_statistics import StatisticsKernels, packed
 from trace_audit.engine.trace_replay import TraceKernels, TraceReplayState
 from trace_audit.engine.verification import Verification, committed_rows
 from trace_audit.kernels.runtime import to_device
@@ -33,15 +36,15 @@ class StepOutput:
         batch: the launch, or a block of its rows, B of them.
         tokens: int64 [B], sampled or overwritten; padding has some too, and there is -1 where a
             draft before it was rejected.
-        statistics: of all B rows; None on a rank that does not sample.
+        statistics: `packed` of all B rows; None on a rank that does not sample.
         committed: rows whose token counts, in order.
         committed_rows: int64 [num_committed] on the device, the same.
         logits: [B, V], untouched; None on a rank that does not sample.
     """
 
-    batch: Batch
+    batch: Launch
     tokens: torch.Tensor
-    statistics: TokenStatistics | None
+    statistics: torch.Tensor | None
     committed: list[int]
     committed_rows: torch.Tensor
     logits: torch.Tensor | None
@@ -71,7 +74,9 @@ class ModelRunner:
         block_size: tokens of its blocks.
         trace_kernels: the overwrites; None: no state for traces exists.
         scored: what statistics are of.
-        num_decode_rows: rows that a decode launch is padded to; 0: none is padded.
+        padding: how many rows a launch of decode rows alone has.
+        null_block: a KV block of nobody, if decode launches take the decode path; else None.
+        cuda_graphs: whether the decode path is recorded.
         feeds_traces: whether traces are inputs, so that every rank's rows hold them.
         draft_model: on the rank that samples, if a model drafts.
         rejection: see `Sampler`.
@@ -90,20 +95,22 @@ class ModelRunner:
         block_size: int,
         trace_kernels: TraceKernels | None,
         scored: Distribution,
-        num_decode_rows: int = 0,
+        padding: DecodePadding = unpadded,
+        null_block: int | None = None,
+        cuda_graphs: bool = False,
         feeds_traces: bool = False,
         draft_model: DraftModel | None = None,
         rejection: Rejection = "greedy",
     ) -> None:
         self.device = next(loaded.model.parameters()).device
         self.block_size = block_size
-        self._num_decode_rows = num_decode_rows
+        self._padding = padding
         self._loaded = loaded
         self._world = world
         self.kv_cache = kv_cache
         loaded.attention.bind(self.kv_cache, backend)
         self.trace_replay = (
-            TraceReplayState(max_num_reqs, self.device, trace_kernels)
+            TraceReplayState(max_num_reqs, self.device, trace_kernels, fixed_addresses=cuda_graphs)
             if trace_kernels is not None and world.samples
             else None
         )
@@ -112,6 +119,7 @@ class ModelRunner:
             max_model_len,
             self.device,
             holds_traces=feeds_traces or self.trace_replay is not None,
+            fixed_addresses=cuda_graphs,
         )
         self._sampler = (
             Sampler(
@@ -125,6 +133,21 @@ class ModelRunner:
             if world.samples
             else None
         )
+        self._decode_path: DecodePath | None = None
+        if null_block is not None:
+            assert self._sampler is not None
+            assert draft_model is None
+            self._decode_path = DecodePath(
+                loaded=loaded,
+                state=self.request_state,
+                sampler=self._sampler,
+                block_size=block_size,
+                null_block=null_block,
+                padding=padding,
+            )
+            self._decode = (
+                GraphedStep(self._decode_path.step) if cuda_graphs else (self._decode_path.step)
+            )
         self._draft_model = draft_model
         self._caches = [self.kv_cache, *([draft_model.kv_cache] if draft_model else [])]
         self._swapped: dict[str, list[list[torch.Tensor]]] = {}
@@ -135,11 +158,14 @@ class ModelRunner:
         The host waits for the device only where drafts have a fate that it cannot know.
         """
         self._apply_staged_writes()
+        if self._decode_path is not None and self._decode_path.takes(scheduled):
+            yield self._decoded(scheduled)
+            return
         batch = build_batch(
             scheduled,
             block_size=self.block_size,
             device=self.device,
-            num_decode_rows=self._num_decode_rows,
+            padding=self._padding,
         )
         input_ids = self._input_ids(batch)
         logits = self._forward(batch, input_ids)
@@ -162,7 +188,7 @@ class ModelRunner:
         yield StepOutput(
             batch=batch,
             tokens=tokens,
-            statistics=statistics,
+            statistics=None if statistics is None else packed(statistics, tokens),
             logits=logits,
             committed=committed,
             committed_rows=rows,
@@ -196,6 +222,21 @@ class ModelRunner:
         self.request_state.apply_staged_writes()
         if self.trace_replay is not None:
             self.trace_replay.apply_staged_writes()
+
+    def _decoded(self, scheduled: Sequence[ScheduledRequest]) -> StepOutput:
+        """A launch of the decode path, every row of which is committed."""
+        assert self._decode_path is not None
+        launch = self._decode_path.launch(scheduled)
+        outputs = self._decode(self._decode_path.inputs(launch))
+        committed = list(range(len(launch.rows)))
+        return StepOutput(
+            batch=launch,
+            tokens=outputs.tokens,
+            statistics=outputs.statistics,
+            logits=outputs.logits,
+            committed=committed,
+            committed_rows=torch.arange(len(committed), device=self.device),
+        )
 
     def _input_ids(self, batch: Batch) -> torch.Tensor:
         """Token ids of the launch, int64 [T]: committed ones from the rows, and drafts."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +12,7 @@ from trace_audit.engine.batch import LogitsRow
 from trace_audit.engine.full_logprobs import FullLogprobs
 from trace_audit.engine.model_runner import StepOutput
 from trace_audit.engine.request import PHASES, Request, RequestOutput
-from trace_audit.engine.token_statistics import TokenStatistics
-
-_FIELDS = tuple(f.name for f in fields(TokenStatistics))
+from trace_audit.engine.token_statistics import unpacked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +32,7 @@ class OutputBuffer:
 
     def __init__(self) -> None:
         self._rows: list[_Row] = []
-        self._steps: list[dict[str, torch.Tensor]] = []
+        self._steps: list[torch.Tensor] = []
         self._full = FullLogprobs(0)
         self._vocabulary_size = 0
 
@@ -62,27 +60,24 @@ class OutputBuffer:
                 )
             )
             if row.request.full_logprobs is not None:
-                normalizer = output.statistics.logsumexp[index]
-                self._add_full(row, output.logits[index], normalizer)
-        tensors = {name: getattr(output.statistics, name) for name in _FIELDS}
-        tensors["token_ids"] = output.tokens
-        if len(output.committed) < len(output.tokens):
-            tensors = {name: t[output.committed_rows] for name, t in tensors.items()}
-        self._steps.append(tensors)
+                self._add_full(row, output.logits[index], output.statistics[index])
+        every_row = len(output.committed) == len(output.tokens)
+        self._steps.append(
+            output.statistics if every_row else output.statistics[output.committed_rows]
+        )
 
-    def _add_full(self, row: LogitsRow, logits: torch.Tensor, logsumexp: torch.Tensor) -> None:
+    def _add_full(self, row: LogitsRow, logits: torch.Tensor, statistics: torch.Tensor) -> None:
         """Keep a row's whole distribution if it is wanted at the row's step."""
         assert row.request.full_logprobs is not None
         priority = float(row.request.full_logprobs[row.step])
         if self._full.wants(priority):
+            logsumexp = unpacked(statistics[None])["logsumexp"][0]
             self._full.keep(row.request.request_id, row.step, priority, logits, logsumexp)
 
     def collect(self, requests: list[Request]) -> list[RequestOutput]:
         """Bring everything to the host, one output a request, and empty the buffer."""
-        columns = {
-            name: torch.cat([step[name] for step in self._steps]).cpu().numpy()
-            for name in self._steps[0]
-        }
+        rows = torch.cat(self._steps).cpu()
+        columns = {name: column.numpy() for name, column in unpacked(rows).items()}
         rows_of: dict[str, list[int]] = {r.request_id: [] for r in requests}
         for i, row in enumerate(self._rows):
             rows_of[row.request_id].append(i)
@@ -104,8 +99,6 @@ class OutputBuffer:
         assert request.finish_reason is not None
         full_steps, full_rows = self._full.collect(request.request_id, self._vocabulary_size)
         values = {name: column[index] for name, column in columns.items()}
-        for name in ("token_ids", "rank", "tie_count", "top_token_ids", "support_token_ids"):
-            values[name] = values[name].astype(np.int32)
         return RequestOutput(
             request_id=request.request_id,
             finish_reason=request.finish_reason,

@@ -19,6 +19,7 @@ from trace_audit.engine.model_runner import ModelRunner, StepOutput
 from trace_audit.engine.request import Phase, Request
 from trace_audit.engine.sampler import SamplingInputs
 from trace_audit.engine.scheduler import Counters, ScheduledRequest, SchedulerHooks
+from trace_audit.engine.token_statistics import packed
 from trace_audit.kernels.runtime import to_device
 from trace_audit.models.head_blocks import logits_in_blocks
 
@@ -142,7 +143,7 @@ class PrefillRunner(ModelRunner):
         return StepOutput(
             batch=batch,
             tokens=tokens,
-            statistics=statistics,
+            statistics=None if statistics is None else packed(statistics, tokens),
             logits=logits,
             committed=committed,
             committed_rows=to_device(np.array(committed, dtype=np.int64), self.device),

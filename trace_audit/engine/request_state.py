@@ -6,6 +6,7 @@ import torch
 
 from trace_audit.engine.buffers import StagedWriteTensor, UvaBackedTensor
 from trace_audit.engine.request import Request
+from trace_audit.kernels.trace_replay import append_tokens
 
 
 class RequestState:
@@ -20,6 +21,7 @@ class RequestState:
         max_model_len: longest sequence.
         device: of the rows.
         holds_traces: whether this rank samples, so that rows hold traces.
+        fixed_addresses: see `UvaBackedTensor`.
 
     Attributes:
         all_token_ids: int32 [max_num_reqs, max_model_len].
@@ -35,12 +37,15 @@ class RequestState:
         device: torch.device,
         *,
         holds_traces: bool = True,
+        fixed_addresses: bool = False,
     ) -> None:
         self._holds_traces = holds_traces
         self.all_token_ids = StagedWriteTensor(
             max_num_reqs, max_model_len, dtype=torch.int32, device=device
         )
-        self.prompt_len = UvaBackedTensor(max_num_reqs, dtype=torch.int32, device=device)
+        self.prompt_len = UvaBackedTensor(
+            max_num_reqs, dtype=torch.int32, device=device, fixed_address=fixed_addresses
+        )
         self.total_len = StagedWriteTensor(max_num_reqs, 1, dtype=torch.int32, device=device)
         self._free_slots = list(range(max_num_reqs - 1, -1, -1))
         self._changed = False
@@ -80,6 +85,10 @@ class RequestState:
         """
         token_ids = self.all_token_ids.gpu[token_slots, positions].long()
         return torch.where(token_slots < 0, 0, token_ids)
+
+    def append_one_each(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Append a token, int64 [n], to the row of each slot, int32 [n]; -1 is padding."""
+        append_tokens(self.all_token_ids.gpu, self.total_len.gpu.view(-1), slots, tokens)
 
     def append_tokens(
         self, slots: torch.Tensor, offsets: torch.Tensor, tokens: torch.Tensor

@@ -48,6 +48,48 @@ class TokenStatistics:
     logits_hash: torch.Tensor
 
 
+_SUPPORT = SUPPORT_TOP_K + SUPPORT_TAIL_DRAWS
+_LAYOUT: tuple[tuple[str, int, torch.dtype], ...] = (
+    ("token_ids", 1, torch.int32),
+    ("logprob", 1, torch.float32),
+    ("rank", 1, torch.int32),
+    ("tie_count", 1, torch.int32),
+    ("entropy", 1, torch.float32),
+    ("logsumexp", 1, torch.float32),
+    ("top_token_ids", NUM_TOP, torch.int32),
+    ("top_logprobs", NUM_TOP, torch.float32),
+    ("support_token_ids", _SUPPORT, torch.int32),
+    ("support_logprobs", _SUPPORT, torch.float32),
+    ("log_tail_mass", 1, torch.float32),
+    ("logits_hash", 1, torch.int64),
+)
+"""Columns of packed rows: name, elements, dtype."""
+
+
+def packed(statistics: TokenStatistics, tokens: torch.Tensor) -> torch.Tensor:
+    """All statistics of B rows and their tokens, int64 [B], as one int32 [B, width], bit for bit.
+
+    One tensor a step is one copy a step, where eleven would be eleven.
+    """
+    columns = []
+    for name, num_elements, dtype in _LAYOUT:
+        values = tokens if name == "token_ids" else getattr(statistics, name)
+        columns.append(values.to(dtype).view(-1, num_elements).view(torch.int32))
+    return torch.cat(columns, dim=1)
+
+
+def unpacked(rows: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The columns that `packed` made a matrix of, and the tokens as `token_ids`, by name."""
+    columns = {}
+    start = 0
+    for name, num_elements, dtype in _LAYOUT:
+        end = start + num_elements * dtype.itemsize // torch.int32.itemsize
+        values = rows[:, start:end].clone().view(dtype)  # at an address of its own: aligned
+        columns[name] = values[:, 0] if num_elements == 1 else values
+        start = end
+    return columns
+
+
 def joined(parts: Sequence[TokenStatistics]) -> TokenStatistics:
     """The rows of several, in their order; at least one."""
     names = [field.name for field in fields(TokenStatistics)]

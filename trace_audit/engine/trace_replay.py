@@ -34,16 +34,24 @@ class TraceReplayState:
         max_num_reqs: request slots.
         device: of the request rows.
         kernels: the overwrites.
+        fixed_addresses: see `UvaBackedTensor`.
 
     Attributes:
         trace_len: int32 [max_num_reqs], 0 for a request without a trace.
     """
 
     def __init__(
-        self, max_num_reqs: int, device: torch.device, kernels: TraceKernels = trace_replay
+        self,
+        max_num_reqs: int,
+        device: torch.device,
+        kernels: TraceKernels = trace_replay,
+        *,
+        fixed_addresses: bool = False,
     ) -> None:
         self._kernels = kernels
-        self.trace_len = UvaBackedTensor(max_num_reqs, dtype=torch.int32, device=device)
+        self.trace_len = UvaBackedTensor(
+            max_num_reqs, dtype=torch.int32, device=device, fixed_address=fixed_addresses
+        )
         self._changed = False
 
     def add_request(self, request: Request) -> None:

@@ -31,6 +31,16 @@ def apply_trace_tokens(
     sampled.copy_(torch.where(replayed, token.long(), sampled))
 
 
+def append_tokens(
+    all_token_ids: torch.Tensor, total_len: torch.Tensor, slots: torch.Tensor, tokens: torch.Tensor
+) -> None:
+    """See `trace_audit.kernels.trace_replay.append_tokens`."""
+    real = slots >= 0
+    rows = slots[real].long()
+    all_token_ids[rows, total_len[rows].long()] = tokens[real].int()
+    total_len[rows] += 1
+
+
 def apply_trace_tokens_to_verified(
     sampled: torch.Tensor,
     num_sampled: torch.Tensor,

@@ -1,4 +1,4 @@
-"""The overwrites of sampled tokens by the trace, and the scatter behind staged row writes.
+"""The overwrites of sampled tokens by the trace, and what writes to the rows that hold it.
 
 All kernels are written over a vector of batch rows, not one program a row: under Triton's
 interpreter a program costs far more than a lane does. The trace has no storage of its own: it is
@@ -128,6 +128,32 @@ def apply_trace_tokens_to_verified(
     )
 
 
+def append_tokens(
+    all_token_ids: torch.Tensor, total_len: torch.Tensor, slots: torch.Tensor, tokens: torch.Tensor
+) -> None:
+    """Append one token to each slot's row, in place.
+
+    Args:
+        all_token_ids: int32 [max_num_reqs, max_model_len], rows contiguous, in place.
+        total_len: int32 [max_num_reqs], in place.
+        slots: int32 [num_reqs], each slot at most once, -1 for padding, which has no row.
+        tokens: int64 [num_reqs].
+    """
+    num_reqs = slots.shape[0]
+    if not can_run_triton(slots.device):
+        reference.append_tokens(all_token_ids, total_len, slots, tokens)
+        return
+    _append_tokens_kernel[(triton.cdiv(num_reqs, _ROWS_PER_PROGRAM),)](
+        all_token_ids,
+        all_token_ids.stride(0),
+        total_len,
+        slots,
+        tokens,
+        num_reqs,
+        BLOCK=_ROWS_PER_PROGRAM,
+    )
+
+
 def scatter_values(out: torch.Tensor, destinations: torch.Tensor, values: torch.Tensor) -> None:
     """Write `values[i]` to flat offset `destinations[i]` of `out`.
 
@@ -232,3 +258,22 @@ if triton is not None:
         destination = tl.load(destinations_ptr + index, mask=inside, other=0)
         value = tl.load(values_ptr + index, mask=inside, other=0)
         tl.store(out_ptr + destination, value, mask=inside)
+
+    @triton.jit
+    def _append_tokens_kernel(
+        all_token_ids_ptr,  # int32 [max_num_reqs, max_model_len]
+        all_token_ids_stride,
+        total_len_ptr,  # int32 [max_num_reqs]
+        slots_ptr,  # int32 [num_reqs]
+        tokens_ptr,  # int64 [num_reqs]
+        num_reqs,
+        BLOCK: tl.constexpr,
+    ):
+        row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        inside = row < num_reqs
+        slot = tl.load(slots_ptr + row, mask=inside, other=-1).to(tl.int64)
+        real = slot >= 0
+        length = tl.load(total_len_ptr + slot, mask=real, other=0)
+        token = tl.load(tokens_ptr + row, mask=real, other=0).to(tl.int32)
+        tl.store(all_token_ids_ptr + slot * all_token_ids_stride + length, token, mask=real)
+        tl.store(total_len_ptr + slot, length + 1, mask=real)
