@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -151,18 +152,14 @@ def test_runs_follow_each_other_and_so_do_commands(tmp_path: Path) -> None:
     with cluster(tmp_path) as ranks:
         replay = [sys.executable, str(ranks.script), "replay", str(tmp_path / "given")]
         replay += ["--config", str(config), "--repeat", "2"]
-        ended = [
-            [end(process) for process in [ranks.start(rank, command) for rank in (1, 0)]]
-            for command in (ranks.record(), replay)
-        ]
-    assert [process.code for pair in ended for process in pair] == [0, 0, 0, 0]
-    servers, leaders = zip(*ended, strict=True)
-    names = [line.split("\t")[0] for leader in leaders for line in leader.output.splitlines()]
+        both = ["sh", "-c", f"{shlex.join(ranks.record())} && exec {shlex.join(replay)}"]
+        served, leader = map(end, [ranks.start(rank, both) for rank in (1, 0)])
+    assert (leader.code, served.code) == (0, 0), served.errors
+    names = [line.split("\t")[0] for line in leader.output.splitlines()]
     assert names == ["record", "c", "c-repeat2"]
-    assert "".join(server.output for server in servers) == ""
-    errors = "".join(server.errors for server in servers)
-    assert errors.count("serving in run 1") == 2
-    assert errors.count("serving in run 2") == 1
+    assert served.output == ""
+    assert served.errors.count("serving in run 1") == 2
+    assert served.errors.count("serving in run 2") == 1
 
 
 def test_under_torchrun(tmp_path: Path) -> None:

@@ -150,71 +150,91 @@ class Channel:
 
     def _carry(self) -> None:
         try:
-            self._exchange(self._meet())
+            post = self._host() if self._place.rank == LEADER else self._join()
+            self._exchange(post)
         except Exception as error:
             # Whoever waits for the pipe decides what it means.
             lines = str(error).strip().splitlines() or [type(error).__name__]
             self._sender.send((LEADER, Lost(lines[0])))
 
-    def _meet(self) -> _Post:
-        """The store, with the keys that this command shares with those of the other ranks."""
+    def _host(self) -> _Post:
+        """Rank 0's command, for the others to join."""
         from trace_audit.parallel.rendezvous import host_store, join_store
 
         place = self._place
         if place.has_store:
-            return _Post(join_store(place.address, _STORE_TIMEOUT), place)
-        if place.rank == LEADER:
-            return _Post(host_store(place.port, _STORE_TIMEOUT), place)
-        deadline = time.monotonic() + JOIN_SECONDS
-        while True:
-            with suppress(OSError):
-                # torch would say on standard error how often it tried.
-                socket.create_connection((place.host, place.port), timeout=1).close()
-                post = self._call_on_rank_0()
-                if post is not None:
-                    return post
-            if self._closing.wait(_POLL_SECONDS) or time.monotonic() > deadline:
-                raise TimeoutError(f"nothing answered at {place.address} for {JOIN_SECONDS} s")
+            post = _Post(join_store(place.address, _STORE_TIMEOUT), place)
+        else:
+            post = _Post(host_store(place.port, _STORE_TIMEOUT), place)
+        self._sender.send((LEADER, Met()))
+        return post
 
-    def _call_on_rank_0(self) -> _Post | None:
-        """Rank 0's store; None if it is an earlier command's, about to go."""
+    def _join(self) -> _Post:
+        """Rank 0's command, once something was heard of it.
+
+        One that goes away before that had ended; this command waits for the next.
+        """
+        from torch.distributed import DistError
+
+        place = self._place
+        deadline = time.monotonic() + JOIN_SECONDS
+        post = None
+        while True:
+            reason = f"nothing of it was heard at {place.address} for {JOIN_SECONDS} s"
+            try:
+                post = post or self._enter()
+                if post is None:
+                    reason = f"another {place.name} has joined the command at {place.address}"
+                elif self._receive(post):
+                    return post
+            except (OSError, DistError):
+                if place.has_store:
+                    raise
+                post = None
+            if self._closing.wait(_POLL_SECONDS) or time.monotonic() > deadline:
+                raise TimeoutError(reason)
+
+    def _enter(self) -> _Post | None:
+        """The store that is there now; None if another command of this rank was there before.
+
+        That was this rank's last one, whose rank 0 has yet to end, or one with the same RANK.
+        """
         from trace_audit.parallel.rendezvous import join_store
 
-        try:
-            post = _Post(join_store(self._place.address, _STORE_TIMEOUT), self._place)
-        except RuntimeError as error:
-            raise ConnectionError(str(error)) from error
-        return post if post.number == 1 else None
+        place = self._place
+        if not place.has_store:
+            # torch would say on standard error how often it tried.
+            socket.create_connection((place.host, place.port), timeout=1).close()
+        post = _Post(join_store(place.address, _STORE_TIMEOUT), place)
+        if post.number > 1 and not place.has_store:
+            return None
+        post.send(Greeting())
+        return post
 
     def _exchange(self, post: _Post) -> None:
-        """Carry letters both ways until closed."""
-        self._sender.send((self._place.rank, Met()))
-        leads = self._place.rank == LEADER
-        if not leads:
-            post.send(Greeting())
-        while True:
-            for letter in self._outgoing_letters():
-                if letter is not None:
-                    post.send(letter)
-                    continue
-                if not leads:
-                    post.send(Farewell())
-                return
-            for heard in post.receive():
-                self._sender.send(heard)
-                if isinstance(heard[1], End):
-                    # At once, however busy the command is: rank 0 waits to take the store away.
-                    post.send(Farewell())
+        """Carry letters both ways until closed, or until rank 0's command is over."""
+        while not post.is_over and self._send_outgoing(post):
+            self._receive(post)
+        if self._place.rank != LEADER:
+            # At once, however busy this command is: rank 0 waits to take the store away.
+            post.send(Farewell())
 
-    def _outgoing_letters(self) -> list[Letter | None]:
-        """What was given to send; waits a moment for the first of it."""
-        letters: list[Letter | None] = []
-        try:
-            letters.append(self._outgoing.get(timeout=_POLL_SECONDS))
-            while True:
-                letters.append(self._outgoing.get_nowait())
-        except Empty:
-            return letters
+    def _receive(self, post: _Post) -> bool:
+        """Pass on what came; whether anything did."""
+        heard = post.receive()
+        for each in heard:
+            self._sender.send(each)
+        return bool(heard)
+
+    def _send_outgoing(self, post: _Post) -> bool:
+        """Send what was given to send, and wait a moment for it; False once closed."""
+        with suppress(Empty):
+            letter = self._outgoing.get(timeout=_POLL_SECONDS)
+            while letter is not None:
+                post.send(letter)
+                letter = self._outgoing.get_nowait()
+            return False
+        return True
 
 
 class _Post:
@@ -223,6 +243,7 @@ class _Post:
     Attributes:
         number: how many commands of this rank have used the store so far, this one included; the
             commands of one number belong together.
+        is_over: rank 0 has said that its command ends.
     """
 
     def __init__(self, store: Store, place: Place) -> None:
@@ -230,6 +251,7 @@ class _Post:
 
         mine = under(store, f"trace-audit/attempt-{place.attempt}")
         self.number = mine.add(f"commands/{place.rank}", 1)
+        self.is_over = False
         self._store = under(mine, f"command-{self.number}")
         self._place = place
         self._num_sent = 0
@@ -246,9 +268,14 @@ class _Post:
     def receive(self) -> list[tuple[int, Heard]]:
         heard: list[tuple[int, Heard]] = [(LEADER, Alive())] if self._feel_pulse() else []
         for rank in self._num_received:
-            while self._store.check([key := f"{rank}/{self._num_received[rank]}"]):
-                heard.append((rank, pickle.loads(base64.b64decode(self._store.get(key)))))
+            # After rank 0's last word its store may go at any time.
+            while not self.is_over and self._store.check(
+                [key := f"{rank}/{self._num_received[rank]}"]
+            ):
+                letter = pickle.loads(base64.b64decode(self._store.get(key)))
+                heard.append((rank, letter))
                 self._num_received[rank] += 1
+                self.is_over = isinstance(letter, End)
         return heard
 
     def _feel_pulse(self) -> bool:

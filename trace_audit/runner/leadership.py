@@ -26,8 +26,8 @@ from trace_audit.runner.place import Place
 from trace_audit.runner.processes import running
 from trace_audit.runner.supervision import Supervision
 
-_FAREWELL_SECONDS = 2.0  # for the other ranks' commands to hear the end
-_STARTING_SECONDS = 10.0  # and for one to come that was not heard of yet
+_FAREWELL_SECONDS = 2.0  # for the other ranks' commands to hear the end once they are there
+_STARTING_SECONDS = 10.0  # for one to come that was not heard of yet
 _CLOSE_SECONDS = 1.0
 
 
@@ -88,15 +88,16 @@ class Leadership:
 
     def _wait_for_farewells(self) -> None:
         others = frozenset(range(1, self._place.world_size))
-        started = time.monotonic()
+        started = last_heard = time.monotonic()
         while missing := others - self._channel.departed:
             # One that came and is silent now is not going to speak; another may still be starting.
-            is_starting = bool(missing - self._channel.present)
-            patience = _STARTING_SECONDS if is_starting else _FAREWELL_SECONDS
-            left = started + patience - time.monotonic()
-            if left <= 0:
+            until = last_heard + _FAREWELL_SECONDS
+            if missing - self._channel.present:
+                until = max(until, started + _STARTING_SECONDS)
+            if (left := until - time.monotonic()) <= 0:
                 return
-            self._channel.hear(wait(self._channel.waitables, left))
+            if self._channel.hear(wait(self._channel.waitables, left)):
+                last_heard = time.monotonic()
 
     def _wait_for_the_store(self) -> None:
         wait(self._channel.waitables)

@@ -29,6 +29,7 @@ from trace_audit.runner.processes import RankProcess, running
 
 _CLOSE_SECONDS = 1.0
 _LEAST_PATIENCE_SECONDS = 10.0
+_HINT = "start one command a RANK, all with the MASTER_ADDR and MASTER_PORT of rank 0's"
 
 
 class Service:
@@ -39,7 +40,8 @@ class Service:
         self._on_event = on_event
         self._server = server or child.serve_audit
         self._channel = Channel(place)
-        self._letters: deque[Letter] = deque()
+        self._heard: deque[Letter | Lost] = deque()  # in order: what came before a loss counts
+        self._has_met = False
         self._last_heard = time.monotonic()
         # The channel gives up first, and says why, where rank 0's command never appears.
         self._patience = 2.0 * JOIN_SECONDS
@@ -100,49 +102,53 @@ class Service:
 
     def _verdict(self, process: RankProcess, call: Call) -> Verdict:
         """Wait for this rank's process and rank 0's word, whichever comes first."""
-        while not self._letters:
-            try:
-                self._listen(process, call)
-            except RunFailedError:
-                ending = process.ending
-                if ending is None or isinstance(ending, Done) or is_consequence(ending):
-                    raise
-                # Rank 0 went away without a word because of this one.
-                raise cause(
-                    {self._place.rank: ending},
-                    world_size=self._place.world_size,
-                    timeout_seconds=call.timeout_seconds,
-                ) from None
-        verdict = self._letters.popleft()
+        try:
+            verdict = self._next_letter(process, call)
+        except RunFailedError:
+            ending = process.ending
+            if ending is None or isinstance(ending, Done) or is_consequence(ending):
+                raise
+            # Rank 0 went away without a word because of this one.
+            raise cause(
+                {self._place.rank: ending},
+                world_size=self._place.world_size,
+                timeout_seconds=call.timeout_seconds,
+            ) from None
         assert isinstance(verdict, Verdict)
         return verdict
 
-    def _next_letter(self) -> Letter:
-        while not self._letters:
-            self._listen(None, None)
-        return self._letters.popleft()
-
-    def _listen(self, process: RankProcess | None, call: Call | None) -> None:
-        """Wait until there is something to hear, and take it.
+    def _next_letter(self, process: RankProcess | None = None, call: Call | None = None) -> Letter:
+        """Wait for rank 0's next word, and listen to this rank's process meanwhile.
 
         Raises:
-            RunFailedError: rank 0's command is gone, or has said nothing for too long.
+            RunFailedError: rank 0's command is gone, was never there, or says nothing for too long.
         """
+        while not self._heard:
+            self._listen(process, call)
+        heard = self._heard.popleft()
+        if not isinstance(heard, Lost):
+            return heard
+        rank_0 = f"rank 0 of {self._place.world_size}"
+        if self._has_met:
+            raise RunFailedError(f"{rank_0} is gone: {heard.reason}")
+        raise RunFailedError(f"{rank_0} was not met: {heard.reason}", hint=_HINT)
+
+    def _listen(self, process: RankProcess | None, call: Call | None) -> None:
         left = self._last_heard + self._patience - time.monotonic()
-        if left <= 0:
+        of_process = [] if process is None else process.waitables
+        ready = frozenset(wait([*of_process, *self._channel.waitables], max(left, 0.0)))
+        if process is not None and call is not None:
+            self._hear_process(process, call, ready)
+        heard = self._channel.hear(ready)
+        if not heard and left <= 0:
             raise RunFailedError(
                 f"rank 0 of {self._place.world_size} did not answer for {self._patience:.0f} s"
             )
-        of_process = [] if process is None else process.waitables
-        ready = frozenset(wait([*of_process, *self._channel.waitables], left))
-        if process is not None and call is not None:
-            self._hear_process(process, call, ready)
-        for _, heard in self._channel.hear(ready):
-            if isinstance(heard, Lost):
-                raise RunFailedError(f"rank 0 of {self._place.world_size} is gone: {heard.reason}")
-            self._last_heard = time.monotonic()
-            if not isinstance(heard, Met | Alive):
-                self._letters.append(heard)
+        for _, each in heard:
+            if not isinstance(each, Lost):
+                self._has_met, self._last_heard = True, time.monotonic()
+            if not isinstance(each, Met | Alive):
+                self._heard.append(each)
 
     def _hear_process(self, process: RankProcess, call: Call, ready: frozenset[object]) -> None:
         for _, event in process.hear(ready):
