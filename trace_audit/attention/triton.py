@@ -8,13 +8,10 @@ import numpy as np
 import torch
 
 from trace_audit.attention.base import AttentionBatch, DecodeBatch, LayerSpec
+from trace_audit.kernels.attention_tile import AttentionOptions
 from trace_audit.kernels.cached_heads import CachedHeads
-from trace_audit.kernels.paged_attention import (
-    AttentionOptions,
-    paged_decode,
-    paged_prefill,
-    prefill_tile_len,
-)
+from trace_audit.kernels.paged_decode import paged_decode
+from trace_audit.kernels.paged_prefill import paged_prefill, prefill_tile_len
 from trace_audit.kernels.runtime import to_device
 
 

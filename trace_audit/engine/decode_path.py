@@ -21,7 +21,7 @@ from trace_audit.engine.request_state import RequestState
 from trace_audit.engine.sampler import Sampler, SamplingInputs
 from trace_audit.engine.scheduler import ScheduledRequest
 from trace_audit.engine.token_statistics import packed
-from trace_audit.kernels.paged_attention import SPLIT
+from trace_audit.kernels.paged_decode import SPLIT
 from trace_audit.kernels.runtime import to_device
 from trace_audit.models.loader import LoadedModel
 

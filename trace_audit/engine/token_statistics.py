@@ -84,7 +84,8 @@ def unpacked(rows: torch.Tensor) -> dict[str, torch.Tensor]:
     start = 0
     for name, num_elements, dtype in _LAYOUT:
         end = start + num_elements * dtype.itemsize // torch.int32.itemsize
-        values = rows[:, start:end].clone().view(dtype)  # at an address of its own: aligned
+        part = rows[:, start:end].clone(memory_format=torch.contiguous_format)  # aligned
+        values = part.view(dtype)
         columns[name] = values[:, 0] if num_elements == 1 else values
         start = end
     return columns
