@@ -4,7 +4,7 @@ Without --model it makes one of random weights in the named shape, whose logits 
 deviation of 4: about 4 nats of entropy over 152k ids. Prints a Markdown table against the
 unsplit run of the same dtype.
 
-    python benchmarks/parallel_sizes.py --shape qwen3-0.6b --directory /tmp/sizes
+    python -m benchmarks.parallel_sizes --shape qwen3-0.6b --directory /tmp/sizes
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from reporting import command, compared, point, run_info, value
+from benchmarks.reporting import command, compared, point, run_info, value
 
 SHAPES = {
     "qwen3-0.6b": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,

@@ -1,6 +1,6 @@
 """Tokens per second of a replay against transformers' `generate`, in one process.
 
-Usage: python benchmarks/replay_vs_generate.py [--model DIR|demo] [--sequences 32] [--tokens 128]
+Usage: python -m benchmarks.replay_vs_generate [--model DIR|demo] [--sequences 32] [--tokens 128]
        [--dtype bfloat16] [--device cpu] [--rounds 3]
 
 Rounds alternate: generate, replay, generate, replay. Both decode the same prompts to the same
