@@ -26,7 +26,7 @@ from trace_audit.models.loader import check_context, torch_dtype
 from trace_audit.run_setup import apply_process_settings
 
 _SHAPE_CONTEXT = 128
-_PEER_SPARE_BYTES = 6 * 1024**3  # activations, graphs and the context of a CUDA process
+_PEER_SPARE_BYTES = 16 * 1024**3  # activations, graphs and the context of a CUDA process
 
 
 class Bench:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from typing import Any
 
@@ -111,6 +112,9 @@ class GenerateBatch:
         self.name = name
         self._model = model
         self._workload = workload
+        # Every round warns that a kept manager fits its first workload; there is no other. What it
+        # logs as an error is shown.
+        logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
         names = {field.name for field in dataclasses.fields(ContinuousBatchingConfig)}
         # Until 5.17 the paged form had a name of its own; since then one says not to take flash.
         self._attention = "sdpa" if "auto_switch_to_flash" in names else "paged|sdpa"

@@ -9,7 +9,8 @@ import sys
 import pytest
 import torch
 
-from benchmarks import rounds, scaling, throughput
+from benchmarks import rounds, scaling, scaling_points, throughput
+from benchmarks.engine_side import EngineSide, engine_config, load_engine_model
 from benchmarks.fit import fitted
 from benchmarks.floor import kv_bytes, linear_seconds, weight_bytes
 from benchmarks.measure import Timing, step_seconds
@@ -19,6 +20,7 @@ from benchmarks.shapes import random_model
 from benchmarks.transformers_side import NotRun
 from benchmarks.workload import Workload
 from trace_audit.attention.base import LayerSpec
+from trace_audit.errors import ConfigError
 from trace_audit.models.packed_linear import PackedLinear
 
 ARGUMENTS = ["--model", "tiny", "--rows", "3", "--context", "12", "--tokens", "5", "--rounds", "2",
@@ -185,6 +187,39 @@ def test_bytes_of_a_step():
     assert kv_bytes(layers, [10.0, 3.0], "bfloat16") == 96 * 13 + 96 * 7
 
 
+def test_a_model_in_memory_lends_its_weights_to_the_engine_and_stays_as_it_is():
+    model = random_model("tiny", dtype=torch.float32, device="cpu")
+    workload = Workload(prompts=((5, 6, 7),), num_tokens=4)
+    config = engine_config(workload, device="cpu", dtype="float32", attention_backend="eager",
+                           sets=["num_threads=1"])  # fmt: skip
+    loaded, _ = load_engine_model(model, config.engine)
+    own = dict(model.named_parameters())
+    for name, parameter in loaded.model.named_parameters():
+        assert parameter.data_ptr() == own[name].data_ptr()
+    side = EngineSide("free", loaded, config, workload, None)
+    recording = side.record()
+    assert model.config._attn_implementation == "sdpa"
+    # The engine's tokens are those of the model it was lent.
+    ids = torch.tensor([[*workload.prompts[0], *recording.traces[0]]])
+    with torch.inference_mode():
+        best = model(ids).logits[0].argmax(-1)
+    assert recording.traces[0] == best[2:6].tolist()
+
+
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        (["path=prefill"], "no decode steps"),
+        (["scoring.mode=processed"], r"keys of \[engine\] alone"),
+        (["block_size=16,32"], "one value a key"),
+    ],
+)
+def test_what_has_no_step_to_compare_is_refused(sets, said):
+    workload = Workload(prompts=((5, 6),), num_tokens=2)
+    with pytest.raises(ConfigError, match=said):
+        engine_config(workload, device="cpu", dtype="float32", attention_backend="eager", sets=sets)
+
+
 def test_every_linear_layer_is_computed_once_a_step(monkeypatch):
     model = random_model("tiny", dtype=torch.float32, device="cpu")
     linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear | PackedLinear)]
@@ -210,7 +245,8 @@ def test_lines_go_through_their_points():
     assert fitted([2, 2], [1.0, 3.0]) is None
 
 
-def test_scaling_has_a_floor_beside_every_step_and_lines(tmp_path, capsys):
+def test_scaling_has_a_floor_beside_every_step_and_lines(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(scaling_points, "copy_bandwidth", lambda device: 2e9)
     path = tmp_path / "scaling.json"
     arguments = ["--shapes", "tiny", "--rows", "1", "3", "--contexts", "8", "50000",
                  "--base-rows", "2", "--base-context", "8", "--tokens", "4", "--rounds", "1",
@@ -222,7 +258,8 @@ def test_scaling_has_a_floor_beside_every_step_and_lines(tmp_path, capsys):
     ]  # fmt: skip
     for point in document["points"]:
         assert (point["step_ms"] is None) == (point["context"] == 50000)
-        assert point["floor_ms"] > 0
+        gigabytes = point["weight_gb"] + point["kv_gb"]
+        assert point["floor_ms"] == pytest.approx(1000 * gigabytes / 2)
     too_large = document["points"][3]["not_run"]
     assert too_large == "sequences of 50004 tokens exceed the model's context of 40960"
     assert f"not run: {too_large}" in capsys.readouterr().out
