@@ -38,6 +38,6 @@ check: $(STAMP) ## Lint, formatting and types.
 	$(BIN)/mypy
 
 bench: $(STAMP) ## Run the benchmarks.
-	$(BIN)/python benchmarks/correctness.py
-	$(BIN)/python benchmarks/trace_storage.py
-	$(BIN)/python benchmarks/replay_vs_generate.py
+	$(BIN)/python -m benchmarks.correctness
+	$(BIN)/python -m benchmarks.trace_storage
+	$(BIN)/python -m benchmarks.throughput

@@ -4,7 +4,7 @@ Records once in float32, measures the floors of float32 and of a half-precision 
 and run with the sequences in other orders), then replays the baseline with one key changed at a
 time. Prints two Markdown tables. A switch that the machine refuses is a row that says so.
 
-    python benchmarks/axes.py --directory /tmp/axes
+    python -m benchmarks.axes --directory /tmp/axes
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from reporting import command, compared, point, run_info, value
+from benchmarks.reporting import command, compared, point, run_info, value
 
 BASE = "bf16"
 AXES: tuple[tuple[str, tuple[str, ...]], ...] = (

@@ -3,8 +3,8 @@
 Records free requests once, without pressure, and replays them over ranks, under pressure, in other
 slots, mixed and after others. A row of the table is one of these; the exit code is 1 if any fails.
 
-    python benchmarks/correctness.py                          # the demo model
-    python benchmarks/correctness.py --model path/to/model --dtype bfloat16 --json rows.json
+    python -m benchmarks.correctness                          # the demo model
+    python -m benchmarks.correctness --model path/to/model --dtype bfloat16 --json rows.json
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Records a greedy trace with whole distributions at some positions, replays it un
 differ in kind (dtype, rounded weights, backend, 1 % of positions broken), and prints Markdown
 tables of what `diff report` says of both, KL(record || run) and KL(run || record).
 
-    python benchmarks/kl_estimator.py --directory /tmp/kl-estimator
+    python -m benchmarks.kl_estimator --directory /tmp/kl-estimator
 
 The audit stays in the directory; runs that are there already are not made again.
 """
@@ -12,8 +12,6 @@ The audit stays in the directory; runs that are there already are not made again
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.reporting import command
 from trace_audit.diff.agreement import Agreement
 from trace_audit.diff.batches import aligned_batches
 from trace_audit.diff.compare import compare
@@ -110,13 +109,6 @@ def make_audit(directory: Path, options: argparse.Namespace) -> Path:
     for name in BROKEN.keys() - set(there):
         replay_broken(audit, name, options.device, options.num_threads)
     return audit
-
-
-def command(*arguments: object) -> None:
-    """Run trace-audit."""
-    done = subprocess.run([sys.executable, "-m", "trace_audit", *map(str, arguments)], check=False)
-    if done.returncode:
-        sys.exit(done.returncode)
 
 
 def save_rounded(source: Path, target: Path, bits: int) -> Path:

@@ -4,7 +4,7 @@ Without --model it makes one of random weights in the named shape, whose logits 
 deviation of 4: about 4 nats of entropy over 152k ids. Prints a Markdown table against the
 unsplit run of the same dtype.
 
-    python benchmarks/parallel_sizes.py --shape qwen3-0.6b --directory /tmp/sizes
+    python -m benchmarks.parallel_sizes --shape qwen3-0.6b --directory /tmp/sizes
 """
 
 from __future__ import annotations
@@ -14,15 +14,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from reporting import command, compared, point, run_info, value
-
-SHAPES = {
-    "qwen3-0.6b": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
-                   "num_attention_heads": 16},
-    "qwen3-4b": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36,
-                 "num_attention_heads": 32},
-}  # fmt: skip
-LOGIT_STD = 4.0
+from benchmarks.reporting import command, compared, point, run_info, value
+from benchmarks.shapes import SHAPES, save_random_model
 
 
 def main() -> None:
@@ -74,25 +67,11 @@ def print_table(audit: Path, names: list[str]) -> None:
 
 
 def make_model(shape: str, directory: Path) -> Path:
-    """A checkpoint of random bfloat16 weights; made once."""
+    """A checkpoint of random bfloat16 weights with a head of its own; made once."""
     import torch
-    from transformers import AutoModelForCausalLM, Qwen3Config
 
-    if (directory / "config.json").exists():
-        return directory
-    config = Qwen3Config(**SHAPES[shape], num_key_value_heads=8, head_dim=128, vocab_size=151936,
-                         max_position_embeddings=40960, tie_word_embeddings=False)  # fmt: skip
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.manual_seed(0)
-    with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(std=parameter.shape[-1] ** -0.5)
-        model.get_output_embeddings().weight.mul_(LOGIT_STD)
-    model.save_pretrained(directory)
-    return directory
+    return save_random_model(shape, directory, device=device, tied=False)
 
 
 def make_prompts(path: Path, count: int) -> Path:

@@ -1,6 +1,6 @@
 """`diff report` on an audit of many rows: seconds, CPU seconds and peak resident memory.
 
-Usage: python benchmarks/report_scale.py DIR [--sequences 10000] [--tokens 1000] [--runs 3]
+Usage: python -m benchmarks.report_scale DIR [--sequences 10000] [--tokens 1000] [--runs 3]
 
 Makes an audit of two runs in DIR/audit unless it is there already: a float32 record and a bfloat16
 candidate, every column filled, logits with noise of bfloat16's size and rounded to it. Then runs

@@ -1,6 +1,6 @@
 """A dedicated trace matrix against reuse of the request's own row: bytes and throughput.
 
-Usage: python benchmarks/trace_storage.py [--device cpu] [--rounds 9]
+Usage: python -m benchmarks.trace_storage [--device cpu] [--rounds 9]
 
 Both variants admit, overwrite and release the same requests, in alternating rounds. The claim is
 that reuse is neutral in speed and saves max_num_reqs x max_model_len x 4 bytes; not that it is

@@ -149,28 +149,64 @@ def load_model(
     checkpoint = checkpoint_format(config)
     attention = PagedAttention()
     try:
-        model = from_pretrained(directory, config, dtype, attention.name)
-        check_expert_widths(model)
-        model = model.to(device).eval()
-        align_parameters(model)
-        head_dtype_applied(model, lm_head_dtype)
-        vocabulary_size = int(model.get_output_embeddings().weight.shape[0])
-        quantized, linear = linears_applied(
-            model, device, dtype, quantization=quantization, may_pack=not compiled
+        return ready_model(
+            from_pretrained(directory, config, dtype, attention.name),
+            attention,
+            dtype=dtype,
+            device=device,
+            lm_head_dtype=lm_head_dtype,
+            quantization=quantization,
+            compiled=compiled,
+            eos_token_ids=eos_token_ids(directory, config.get_text_config()),
+            checkpoint=checkpoint,
         )
-        forward = causal_forward(model, has_head=True)
-        with running(checkpoint, dtype, device):
-            attention.probe(model, range(num_layers(config)), forward)
-        if compiled:
-            compile_layers(model, attention, forward)
     except BaseException:
         attention.close()
         raise
+
+
+def ready_model(
+    model: Any,
+    attention: PagedAttention,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    lm_head_dtype: torch.dtype,
+    quantization: str = "none",
+    compiled: bool = False,
+    eos_token_ids: frozenset[int] = frozenset(),
+    checkpoint: str | None = None,
+) -> LoadedModel:
+    """Make a whole model in memory ready for the engine.
+
+    Args:
+        model: of transformers, in `dtype`; its attention implementation is `attention.name`.
+        attention: still without layers.
+        dtype, device, lm_head_dtype, quantization, compiled: see `load_model`.
+        eos_token_ids: see `LoadedModel`.
+        checkpoint: how its checkpoint was quantized, if it was.
+
+    Raises:
+        ModelError, ConfigError: see `load_model`.
+    """
+    check_expert_widths(model)
+    model = model.to(device).eval()
+    align_parameters(model)
+    head_dtype_applied(model, lm_head_dtype)
+    vocabulary_size = int(model.get_output_embeddings().weight.shape[0])
+    quantized, linear = linears_applied(
+        model, device, dtype, quantization=quantization, may_pack=not compiled
+    )
+    forward = causal_forward(model, has_head=True)
+    with running(checkpoint, dtype, device):
+        attention.probe(model, range(num_layers(model.config)), forward)
+    if compiled:
+        compile_layers(model, attention, forward)
     return LoadedModel(
         model=model,
         attention=attention,
         vocabulary_size=vocabulary_size,
-        eos_token_ids=eos_token_ids(directory, config.get_text_config()),
+        eos_token_ids=eos_token_ids,
         linear=linear,
         forward=forward,
         weights="whole",

@@ -1,0 +1,1 @@
+"""Benchmarks, run from the repository's root as `python -m benchmarks.NAME`."""
