@@ -231,7 +231,7 @@ class PlainRunner(ModelRunner):
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self._sampler = _likeliest  # type: ignore[assignment]
+        self._sample_by(_likeliest)  # type: ignore[arg-type]
 
 
 def _likeliest(logits: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:

@@ -137,6 +137,7 @@ class KVCache:
     ) -> None:
         assert scaled or dtype != torch.int8
         self._write_quantized = write_quantized
+        self.num_blocks = num_blocks
 
         def cache(layer: LayerSpec, width: int) -> CachedHeads:
             shape = (num_blocks, block_size, layer.num_kv_heads)

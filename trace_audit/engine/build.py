@@ -90,12 +90,6 @@ def build_engine(
     # Interpreted kernels cost time, the vocabulary-wide ones far too much: only on request.
     interpreted = device.type == "cpu" and config.attention_backend != "triton"
     use_reference = interpreted or not can_run_triton(device)
-    # A runner of another kind, such as one with a fault, has its say in every launch.
-    decode = (
-        decode_mode(loaded, config, speculative, world, backend)
-        if make_runner is ModelRunner
-        else "eager"
-    )
     shared = {
         "loaded": loaded,
         "world": world,
@@ -103,7 +97,7 @@ def build_engine(
         "statistics_kernels": reference if use_reference else token_stats,
         "max_num_reqs": config.num_slots,
         "max_model_len": config.max_model_len,
-        # One more block than there is to give away: the null block.
+        # One more block than there is to give away: the null block of padding.
         "kv_cache": _kv_cache(loaded, config, kv_cache_dtype, num_kv_blocks + 1, use_reference),
         "block_size": config.block_size,
         "scored": scored or Distribution(),
@@ -115,8 +109,7 @@ def build_engine(
             **shared,
             trace_kernels=_trace_kernels(config, use_reference),
             padding=decode_padding(config, device),
-            null_block=None if decode == "eager" else num_kv_blocks,
-            cuda_graphs=decode == "cuda-graph",
+            decode=decode_mode(loaded, config, speculative, world, backend),
             draft_model=_draft_model(draft, loaded, config, num_kv_blocks),
             rejection=speculative.rejection,
         )
@@ -137,7 +130,7 @@ def build_engine(
         backends={
             "device": str(device),
             "attention": backend.name,
-            "decode": decode,
+            "decode": runner.decode,
             "kv_cache": kv_cache_dtype,
             "linear": loaded.linear,
             "experts": loaded.experts,

@@ -48,7 +48,10 @@ class GraphedStep:
             fixed.copy_(new)
         recording.graph.replay()
         # The statistics outlive the next launch, the rest is read before it.
-        return replace(recording.outputs, statistics=recording.outputs.statistics.clone())
+        statistics = recording.outputs.statistics
+        return replace(
+            recording.outputs, statistics=None if statistics is None else statistics.clone()
+        )
 
     def _record(self, inputs: DecodeInputs) -> _Recording:
         graph = torch.cuda.CUDAGraph()

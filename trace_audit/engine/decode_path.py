@@ -64,12 +64,12 @@ class DecodeOutputs:
 
     Attributes:
         tokens: int64 [B].
-        statistics: int32 [B, width], see `packed`.
+        statistics: int32 [B, width], see `packed`; None where a sampler makes none.
         logits: [B, V], untouched.
     """
 
     tokens: torch.Tensor
-    statistics: torch.Tensor
+    statistics: torch.Tensor | None
     logits: torch.Tensor
 
 
@@ -140,7 +140,11 @@ class DecodePath:
         assert logits is not None
         tokens, statistics = self.sampler(logits, inputs.sampling, slots, self.state)
         self.state.append_one_each(slots, tokens)
-        return DecodeOutputs(tokens=tokens, statistics=packed(statistics, tokens), logits=logits)
+        return DecodeOutputs(
+            tokens=tokens,
+            statistics=None if statistics is None else packed(statistics, tokens),
+            logits=logits,
+        )
 
     def _rows(self, launch: Launch, num_splits: int) -> npt.NDArray[np.int32]:
         size = self.block_size

@@ -13,6 +13,7 @@ from trace_audit.attention.base import AttentionBackend, KVCache, LayerSpec
 from trace_audit.config import Distribution
 from trace_audit.engine.batch import Batch, Launch, build_batch
 from trace_audit.engine.cuda_graphs import GraphedStep
+from trace_audit.engine.decode_mode import DecodeMode
 from trace_audit.engine.decode_path import DecodePath
 from trace_audit.engine.draft_model import DraftModel
 from trace_audit.engine.padding import DecodePadding, unpadded
@@ -70,13 +71,13 @@ class ModelRunner:
         statistics_kernels: the two vocabulary passes.
         max_num_reqs: request slots.
         max_model_len: longest sequence.
-        kv_cache: of this rank's layers.
+        kv_cache: of this rank's layers; its last block is nobody's, for padding.
         block_size: tokens of its blocks.
         trace_kernels: the overwrites; None: no state for traces exists.
         scored: what statistics are of.
         padding: how many rows a launch of decode rows alone has.
-        null_block: a KV block of nobody, if decode launches take the decode path; else None.
-        cuda_graphs: whether the decode path is recorded.
+        decode: how decode launches run; all of them eagerly on a runner that changes what a launch
+            computes, since it has its say in each.
         feeds_traces: whether traces are inputs, so that every rank's rows hold them.
         draft_model: on the rank that samples, if a model drafts.
         rejection: see `Sampler`.
@@ -96,12 +97,17 @@ class ModelRunner:
         trace_kernels: TraceKernels | None,
         scored: Distribution,
         padding: DecodePadding = unpadded,
-        null_block: int | None = None,
-        cuda_graphs: bool = False,
+        decode: DecodeMode = "eager",
         feeds_traces: bool = False,
         draft_model: DraftModel | None = None,
         rejection: Rejection = "greedy",
     ) -> None:
+        if type(self)._forward is not ModelRunner._forward or (
+            type(self).execute is not ModelRunner.execute
+        ):
+            decode = "eager"
+        cuda_graphs = decode == "cuda-graph"
+        self.decode = decode
         self.device = next(loaded.model.parameters()).device
         self.block_size = block_size
         self._padding = padding
@@ -121,36 +127,38 @@ class ModelRunner:
             holds_traces=feeds_traces or self.trace_replay is not None,
             fixed_addresses=cuda_graphs,
         )
-        self._sampler = (
-            Sampler(
-                vocabulary_size=loaded.vocabulary_size,
-                device=self.device,
-                kernels=statistics_kernels,
-                trace_replay=self.trace_replay,
-                scored=scored,
-                rejection=rejection,
-            )
-            if world.samples
-            else None
-        )
+        self._sampler: Sampler | None = None
         self._decode_path: DecodePath | None = None
-        if null_block is not None:
-            assert self._sampler is not None
-            assert draft_model is None
-            self._decode_path = DecodePath(
-                loaded=loaded,
-                state=self.request_state,
-                sampler=self._sampler,
-                block_size=block_size,
-                null_block=null_block,
-                padding=padding,
-            )
-            self._decode = (
-                GraphedStep(self._decode_path.step) if cuda_graphs else (self._decode_path.step)
+        if world.samples:
+            self._sample_by(
+                Sampler(
+                    vocabulary_size=loaded.vocabulary_size,
+                    device=self.device,
+                    kernels=statistics_kernels,
+                    trace_replay=self.trace_replay,
+                    scored=scored,
+                    rejection=rejection,
+                )
             )
         self._draft_model = draft_model
         self._caches = [self.kv_cache, *([draft_model.kv_cache] if draft_model else [])]
         self._swapped: dict[str, list[list[torch.Tensor]]] = {}
+
+    def _sample_by(self, sampler: Sampler) -> None:
+        """Use this sampler from now on."""
+        self._sampler = sampler
+        if self.decode == "eager":
+            return
+        self._decode_path = DecodePath(
+            loaded=self._loaded,
+            state=self.request_state,
+            sampler=sampler,
+            block_size=self.block_size,
+            null_block=self.kv_cache.num_blocks - 1,
+            padding=self._padding,
+        )
+        step = self._decode_path.step
+        self._decode_step = GraphedStep(step) if self.decode == "cuda-graph" else step
 
     def execute(self, scheduled: Sequence[ScheduledRequest]) -> Iterator[StepOutput]:
         """Run one launch, whose rows come in one block.
@@ -227,7 +235,7 @@ class ModelRunner:
         """A launch of the decode path, every row of which is committed."""
         assert self._decode_path is not None
         launch = self._decode_path.launch(scheduled)
-        outputs = self._decode(self._decode_path.inputs(launch))
+        outputs = self._decode_step(self._decode_path.inputs(launch))
         committed = list(range(len(launch.rows)))
         return StepOutput(
             batch=launch,
