@@ -31,6 +31,11 @@ from trace_audit.run_setup import hardware
 # Prompts are prefilled in as few launches as this many tokens allow: rows that wait for others'
 # prefills would decode in a batch that is not full.
 LARGEST_LAUNCH = 65536
+# Decided by the benchmark's own options and sides.
+_DECIDED = {
+    f"engine.{key}"
+    for key in ("device", "dtype", "attention_backend", "max_num_seqs", "enable_trace_replay")
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +75,7 @@ def engine_config(
         sets: `KEY=VALUE` of other keys, as `--set` takes them.
 
     Raises:
-        ConfigError: a key or value is wrong, is no engine's, or does not decode.
+        ConfigError: a key or value is wrong, is no engine's or not free, or does not decode.
     """
     prefill = max(workload.rows, *(len(prompt) for prompt in workload.prompts),
                   min(LARGEST_LAUNCH, sum(map(len, workload.prompts))))  # fmt: skip
@@ -82,12 +87,14 @@ def engine_config(
         max_num_batched_tokens=max(2048, prefill),
     )
     changes, *others = parse_set(sets)
-    foreign = [key for key in changes if not key.startswith("engine.")]
-    if others or foreign:
-        raise ConfigError(
-            "a benchmark takes one value a key, and keys of [engine] alone",
-            hint="run it once for each value",
-        )
+    if others:
+        raise ConfigError("a benchmark takes one value a key", hint="run it once for each value")
+    for key in changes:
+        if not key.startswith("engine.") or key in _DECIDED:
+            raise ConfigError(
+                f"{key} cannot be set here",
+                hint="keys of [engine] can, except those that the benchmark's options decide",
+            )
     config = override(RunConfig(name="benchmark", engine=engine), changes)
     if config.engine.path != "decode":
         raise ConfigError(f'path = "{config.engine.path}" has no decode steps to measure')

@@ -21,7 +21,7 @@ def tables(bench: Bench, rounds: Rounds) -> Iterator[str]:
     """Markdown: what ran where, a row a side, and what was measured beside them."""
     yield title(bench)
     yield ""
-    yield "| side | tokens/s | replay is so many times as fast | decode step, ms | step / floor |"
+    yield "| side | tokens/s | replay's speed over its | decode step, ms | step / floor |"
     yield "|---|---|---|---|---|"
     for entry in rounds.entries:
         if entry.not_run is not None:
@@ -50,12 +50,12 @@ def title(bench: Bench) -> str:
     device = (
         torch.cuda.get_device_name()
         if bench.device.type == "cuda"
-        else f"CPU, {torch.get_num_threads()} threads"
+        else f"CPU, threads: {torch.get_num_threads()}"
     )
     return (
         f"{bench.model.name}, {bench.options.dtype}{sets}: {workload.rows} rows, prompts of "
-        f"{lengths} tokens, {workload.num_tokens} tokens decoded, on {device}; median "
-        f"(lowest..highest) of {bench.options.rounds} alternating rounds."
+        f"{lengths} tokens, {workload.num_tokens} tokens decoded, on {device}; "
+        f"alternating rounds: {bench.options.rounds}; median (lowest..highest)."
     )
 
 

@@ -210,7 +210,8 @@ def test_a_model_in_memory_lends_its_weights_to_the_engine_and_stays_as_it_is():
     ("sets", "said"),
     [
         (["path=prefill"], "no decode steps"),
-        (["scoring.mode=processed"], r"keys of \[engine\] alone"),
+        (["scoring.mode=processed"], "scoring.mode cannot be set here"),
+        (["dtype=bfloat16"], "engine.dtype cannot be set here"),
         (["block_size=16,32"], "one value a key"),
     ],
 )
