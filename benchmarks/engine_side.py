@@ -115,6 +115,7 @@ def load_engine_model(source: Any, config: EngineConfig) -> tuple[LoadedModel, f
         "lm_head_dtype": torch_dtype(config.lm_head_dtype),
         "quantization": config.quantization,
         "compiled": config.compile,
+        "fused": config.fused,
     }
     start = time.perf_counter()
     if isinstance(source, Path):

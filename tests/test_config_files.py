@@ -58,6 +58,7 @@ def test_the_named_configurations_are_there() -> None:
         "bf16-w4",
         "bf16-fp8",
         "bf16-compiled",
+        "bf16-fused",
     }
 
 
@@ -119,6 +120,7 @@ def test_kv_cache_configurations_change_nothing_else(name: str, stored: str) -> 
         ("bf16-w4", {"quantization": "int4_weight_only"}),
         ("bf16-fp8", {"quantization": "fp8"}),
         ("bf16-compiled", {"compile": True}),
+        ("bf16-fused", {"fused": True}),
     ],
 )
 def test_weights_configurations_change_nothing_else(name: str, changed: dict[str, object]) -> None:

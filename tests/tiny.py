@@ -13,10 +13,12 @@ from transformers import (
     Gemma3TextConfig,
     GraniteConfig,
     LlamaConfig,
+    MistralConfig,
     MixtralConfig,
     Olmo2Config,
     Phi3Config,
     PreTrainedConfig,
+    Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
     StableLmConfig,
@@ -72,6 +74,8 @@ def tiny_config(family: str) -> PreTrainedConfig:
 
 
 _PLAIN = {
+    "mistral": MistralConfig,
+    "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,
     "phi3": Phi3Config,
     "olmo2": Olmo2Config,
@@ -99,6 +103,8 @@ def save_tiny(directory: Path, family: str = "llama", seed: int = 0, scale: floa
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(std=scale / parameter.shape[-1] ** 0.5)
+            elif family == "qwen2":  # the one with biases of query, key and value
+                parameter.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(directory)
     return directory
 

@@ -41,6 +41,8 @@ def check_model(
     dtype = next(loaded.model.parameters()).dtype
     if dtype != torch.float32:
         return {"skipped": f"the record run is {str(dtype).removeprefix('torch.')}, not float32"}
+    if loaded.fused:
+        return {"skipped": "the record run's layers are fused, not transformers' own"}
     if loaded.quantized.products is not None:
         # A last bit of an activation can move it to the neighbouring 8-bit float.
         return {"skipped": "the record run rounds activations to 8 bits"}

@@ -168,7 +168,7 @@ def _open(
     load = (
         partial(load_split_model, world=world)
         if world.is_split
-        else partial(load_model, compiled=config.engine.compile)
+        else partial(load_model, compiled=config.engine.compile, fused=config.engine.fused)
     )
     loaded = load(
         assignment.directory,

@@ -20,6 +20,7 @@ from trace_audit.models.compiled import check_compiler
 from trace_audit.models.conformance import check_architecture
 from trace_audit.models.demo import DEMO_NAME, demo_model
 from trace_audit.models.experts import apply_moe_backend
+from trace_audit.models.fused import check_fusable
 from trace_audit.models.loader import check_context, read_config
 from trace_audit.models.quantization_check import check_quantization
 from trace_audit.models.split_check import check_split
@@ -132,6 +133,8 @@ def prepare(
     conformance = check_architecture(model_config)
     check_split(model_config, config.parallel)
     check_quantization(model_config, config.engine.quantization)
+    if config.engine.fused:
+        check_fusable(model_config.get_text_config())
     if config.engine.compile:
         check_compiler(config.engine.device)
     draft = _find_draft(config)

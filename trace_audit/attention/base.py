@@ -103,8 +103,16 @@ class DecodeBatch:
     max_context_len: int
 
 
-WriteQuantized = Callable[[torch.Tensor, torch.Tensor, CachedHeads], None]
-"""See `trace_audit.kernels.kv_cache.write_quantized`."""
+class CacheKernels(Protocol):
+    """How heads are written, as Triton kernels or as their references; they agree in every bit."""
+
+    @property
+    def write_plain(self) -> Callable[..., None]:
+        """See `trace_audit.kernels.kv_cache.write_plain`."""
+
+    @property
+    def write_quantized(self) -> Callable[..., None]:
+        """See `trace_audit.kernels.kv_cache.write_quantized`."""
 
 
 class KVCache:
@@ -117,8 +125,7 @@ class KVCache:
             writing and from on reading.
         scaled: a factor of its own for every token and head; always with int8.
         device: where.
-        write_quantized: how 8-bit numbers are written; the reference and the kernel agree in
-            every bit.
+        kernels: how heads are written.
 
     Attributes:
         keys, values: per layer.
@@ -133,10 +140,10 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         scaled: bool = False,
-        write_quantized: WriteQuantized = reference.write_quantized,
+        kernels: CacheKernels = reference,
     ) -> None:
         assert scaled or dtype != torch.int8
-        self._write_quantized = write_quantized
+        self._kernels = kernels
         self.num_blocks = num_blocks
 
         def cache(layer: LayerSpec, width: int) -> CachedHeads:
@@ -155,12 +162,12 @@ class KVCache:
         self, layer: int, key: torch.Tensor, value: torch.Tensor, kv_slots: torch.Tensor
     ) -> None:
         """Store key and value [T, num_kv_heads, head_dim] at flat token slots int64 [T]."""
-        for cached, heads in ((self.keys[layer], key), (self.values[layer], value)):
-            data = cached.data
-            if data.dtype in LARGEST:
-                self._write_quantized(heads, kv_slots, cached)
-            else:
-                data.flatten(0, 1).index_copy_(0, kv_slots, heads.to(data.dtype))
+        keys, values = self.keys[layer], self.values[layer]
+        if keys.data.dtype in LARGEST:
+            self._kernels.write_quantized(key, kv_slots, keys)
+            self._kernels.write_quantized(value, kv_slots, values)
+        else:
+            self._kernels.write_plain(key, value, kv_slots, keys, values)
 
     @property
     def tensors(self) -> list[torch.Tensor]:

@@ -50,6 +50,7 @@ class EngineConfig(_Section):
     quantization: Literal["none", "int8_weight_only", "int4_weight_only", "fp8"] = "none"
     moe_backend: Literal["auto", "eager", "batched_mm", "grouped_mm"] = "auto"
     compile: bool = False
+    fused: bool = False
     enforce_eager: bool = False
     enable_trace_replay: bool = True
 

@@ -89,6 +89,18 @@ def _check_weights(config: RunConfig) -> None:
             "the model would be another one for every number of ranks",
             hint="use tensor_parallel_size = 1; pipeline stages hold whole layers",
         )
+    if engine.fused and (engine.compile or engine.quantization != "none"):
+        other = "compile = true" if engine.compile else f'quantization = "{engine.quantization}"'
+        raise ConfigError(
+            f"fused = true replaces the decoder layers, and {other} changes those of transformers",
+            hint="use one of the two",
+        )
+    if engine.fused and (parallel.world_size > 1 or parallel.backend in ("process", "emulated")):
+        raise ConfigError(
+            "fused = true merges weights of a model that is whole, and ranks hold shards of it "
+            f'({parallel.world_size} of them, backend = "{parallel.backend}")',
+            hint='use one rank and backend = "single", or fused = false',
+        )
     if engine.compile and (parallel.world_size > 1 or parallel.backend in ("process", "emulated")):
         raise ConfigError(
             "compile = true compiles a model that is whole, and ranks hold shards of it "

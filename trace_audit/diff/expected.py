@@ -34,6 +34,7 @@ _NUMERIC_BACKENDS = (
     "linear",
     "experts",
     "compile",
+    "layers",
     "token_statistics",
     "trace_replay",
 )

@@ -22,6 +22,7 @@ BEFORE_THE_KEY: Mapping[str, object] = {
     "engine.quantization": "none",
     "engine.moe_backend": "auto",
     "engine.compile": False,
+    "engine.fused": False,
     "engine.enforce_eager": False,
     "scoring.mode": "raw",
     "scoring.temperature": 1.0,

@@ -31,6 +31,7 @@ from trace_audit.errors import ConfigError
 from trace_audit.kernels import kv_cache, reference, token_stats, trace_replay
 from trace_audit.kernels.runtime import can_run_triton, kernel_mode
 from trace_audit.models.compiled import COMPILED
+from trace_audit.models.fused import FUSED
 from trace_audit.models.loader import LoadedModel
 from trace_audit.parallel.world import World, single_world
 
@@ -139,6 +140,7 @@ def build_engine(
             "weight_scales": loaded.quantized.scales,
             "checkpoint": loaded.checkpoint or "plain",
             "compile": COMPILED if loaded.compiled else "none",
+            "layers": FUSED if loaded.fused else "transformers",
             "transport": world.transport,
             "trace_replay": _overwrites(config, device, use_reference),
             "token_statistics": "reference" if use_reference else kernel_mode(device),
@@ -160,7 +162,7 @@ def _kv_cache(
         dtype=KV_DTYPES[kv_cache_dtype],
         device=next(loaded.model.parameters()).device,
         scaled=KV_FORMATS[kv_cache_dtype].scale_bytes > 0,
-        write_quantized=(reference if use_reference else kv_cache).write_quantized,
+        kernels=reference if use_reference else kv_cache,
     )
 
 

@@ -1,17 +1,53 @@
-"""Writing keys and values into a cache of 8-bit numbers."""
+"""Writing keys and values into the cache."""
 
 from __future__ import annotations
 
 import torch
 
 from trace_audit.kernels.cached_heads import LARGEST, CachedHeads
-from trace_audit.kernels.formats import encoded_fp8
-from trace_audit.kernels.runtime import triton
+from trace_audit.kernels.formats import encoded_fp8, rounded
+from trace_audit.kernels.runtime import is_interpreted, triton
 
 if triton is not None:
     from triton import language as tl
 
 _TOKENS = 16
+
+
+def write_plain(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    slots: torch.Tensor,
+    keys: CachedHeads,
+    values: CachedHeads,
+) -> None:
+    """Store a launch's keys and values in a cache of 16 or 32 bit numbers, in one launch.
+
+    Args:
+        key, value: [T, KV, D] and [T, KV, DV] in a float dtype, heads contiguous.
+        slots: int64 [T], flat token slots of the cache.
+        keys, values: where to; rounded to their dtype, to nearest even.
+    """
+    num_tokens, num_heads, key_dim = key.shape
+    value_dim = value.shape[2]
+    assert key.stride(2) == value.stride(2) == 1
+    _write_plain_kernel[(triton.cdiv(num_tokens, _TOKENS), num_heads)](
+        key,
+        *key.stride()[:2],
+        value,
+        *value.stride()[:2],
+        slots,
+        keys.data,
+        values.data,
+        num_tokens,
+        NUM_HEADS=num_heads,
+        KEY_DIM=key_dim,
+        VALUE_DIM=value_dim,
+        WIDTH_PAD=triton.next_power_of_2(max(key_dim, value_dim)),
+        TOKENS=_TOKENS,
+        INTERPRETED=is_interpreted(),
+        num_warps=4,
+    )
 
 
 def write_quantized(heads: torch.Tensor, slots: torch.Tensor, cached: CachedHeads) -> None:
@@ -47,6 +83,43 @@ def write_quantized(heads: torch.Tensor, slots: torch.Tensor, cached: CachedHead
 
 
 if triton is not None:
+
+    @triton.jit
+    def _write_plain_kernel(
+        key_ptr,  # [T, NUM_HEADS, KEY_DIM]
+        key_stride_t,
+        key_stride_h,
+        value_ptr,  # [T, NUM_HEADS, VALUE_DIM]
+        value_stride_t,
+        value_stride_h,
+        slots_ptr,  # int64 [T]
+        keys_ptr,  # [slots, NUM_HEADS, KEY_DIM]
+        values_ptr,  # [slots, NUM_HEADS, VALUE_DIM]
+        num_tokens,
+        NUM_HEADS: tl.constexpr,
+        KEY_DIM: tl.constexpr,
+        VALUE_DIM: tl.constexpr,
+        WIDTH_PAD: tl.constexpr,
+        TOKENS: tl.constexpr,
+        INTERPRETED: tl.constexpr,
+    ):
+        token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+        head = tl.program_id(1)
+        real = (token < num_tokens)[:, None]
+        lane = tl.arange(0, WIDTH_PAD)[None, :]
+        out = (tl.load(slots_ptr + token, mask=token < num_tokens, other=0) * NUM_HEADS + head)[
+            :, None
+        ]
+        inside = real & (lane < KEY_DIM)
+        at = token[:, None] * key_stride_t + head * key_stride_h + lane
+        x = tl.load(key_ptr + at, mask=inside, other=0.0)
+        x = rounded(x, keys_ptr.dtype.element_ty, INTERPRETED)
+        tl.store(keys_ptr + out * KEY_DIM + lane, x, mask=inside)
+        inside = real & (lane < VALUE_DIM)
+        at = token[:, None] * value_stride_t + head * value_stride_h + lane
+        x = tl.load(value_ptr + at, mask=inside, other=0.0)
+        x = rounded(x, values_ptr.dtype.element_ty, INTERPRETED)
+        tl.store(values_ptr + out * VALUE_DIM + lane, x, mask=inside)
 
     @triton.jit
     def _write_kernel(

@@ -41,7 +41,7 @@ class DecodeConfig:
 
 def decode_config(head_dim: int) -> DecodeConfig:
     """The configuration of a head width; the order of a row's sums depends on nothing else."""
-    return DecodeConfig(tile=64 if head_dim <= 64 else 32, num_warps=4, num_stages=2)
+    return DecodeConfig(tile=64 if head_dim <= 128 else 32, num_warps=4, num_stages=2)
 
 
 def paged_decode(
@@ -128,7 +128,7 @@ def paged_decode(
         PARTS=_PARTS,
         WINDOW=options.window or 0,
         INTERPRETED=is_interpreted(),
-        num_warps=4,
+        num_warps=2,
     )
     return out
 

@@ -79,6 +79,19 @@ def scatter_values(out: torch.Tensor, destinations: torch.Tensor, values: torch.
     out.view(-1)[destinations] = values
 
 
+def write_plain(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    slots: torch.Tensor,
+    keys: CachedHeads,
+    values: CachedHeads,
+) -> None:
+    """See `trace_audit.kernels.kv_cache.write_plain`."""
+    for heads, cached in ((key, keys), (value, values)):
+        data = cached.data
+        data.flatten(0, 1).index_copy_(0, slots, heads.to(data.dtype))
+
+
 def write_quantized(heads: torch.Tensor, slots: torch.Tensor, cached: CachedHeads) -> None:
     """See `trace_audit.kernels.kv_cache.write_quantized`."""
     dtype = cached.data.dtype
@@ -145,3 +158,46 @@ def _chunked(values: torch.Tensor, fill: float) -> torch.Tensor:
         values = pad(values, (0, missing), value=fill)
     chunks: torch.Tensor = values.unflatten(1, (-1, CHUNK))
     return chunks
+
+
+def add_rms_norm(
+    hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `trace_audit.kernels.fused.add_rms_norm`."""
+    total = hidden if residual is None else (hidden.float() + residual.float()).to(hidden.dtype)
+    return _rms_norm(total.float(), weight, epsilon).to(hidden.dtype), total
+
+
+def norm_and_rotate(
+    heads: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    query_weight: torch.Tensor | None,
+    key_weight: torch.Tensor | None,
+    num_heads: int,
+    epsilon: float,
+) -> None:
+    """See `trace_audit.kernels.fused.norm_and_rotate`."""
+    num_kv_heads = (heads.shape[1] - num_heads) // 2
+    rotated = heads[:, : num_heads + num_kv_heads]
+    parts = []
+    for part, weight in (
+        (rotated[:, :num_heads], query_weight),
+        (rotated[:, num_heads:], key_weight),
+    ):
+        x = part.float()
+        parts.append(x if weight is None else _rms_norm(x, weight, epsilon))
+    x = torch.cat(parts, dim=1)
+    first, second = x.chunk(2, dim=-1)
+    turned = torch.cat([-second, first], dim=-1)
+    rotated.copy_(x * cos.float()[:, None] + turned * sin.float()[:, None])
+
+
+def silu_and_multiply(gate_up: torch.Tensor) -> torch.Tensor:
+    """See `trace_audit.kernels.fused.silu_and_multiply`."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return (torch.nn.functional.silu(gate) * up).to(gate_up.dtype)
+
+
+def _rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon) * weight.float()

@@ -18,6 +18,7 @@ from trace_audit.errors import ConfigError, ModelError
 from trace_audit.models.checkpoint_format import checkpoint_format, library_hint, running
 from trace_audit.models.compiled import compile_layers
 from trace_audit.models.experts import apply_moe_backend, check_expert_widths, experts_backend
+from trace_audit.models.fused import fuse_layers
 from trace_audit.models.packed_linear import can_pack, pack_linears
 from trace_audit.models.quantization import NOT_QUANTIZED, Quantized, quantize
 
@@ -42,6 +43,7 @@ class LoadedModel:
         quantized: what was done to the linear layers.
         checkpoint: how the checkpoint was quantized before; None for a plain one.
         compiled: whether the decoder layers are compiled.
+        fused: whether they are this engine's own.
     """
 
     model: torch.nn.Module
@@ -55,6 +57,7 @@ class LoadedModel:
     quantized: Quantized = NOT_QUANTIZED
     checkpoint: str | None = None
     compiled: bool = False
+    fused: bool = False
 
     @property
     def layers(self) -> list[LayerSpec]:
@@ -126,6 +129,7 @@ def load_model(
     moe_backend: str = "auto",
     quantization: str = "none",
     compiled: bool = False,
+    fused: bool = False,
 ) -> LoadedModel:
     """Load weights from safetensors and probe the attention of every layer.
 
@@ -137,6 +141,7 @@ def load_model(
         moe_backend: see `apply_moe_backend`.
         quantization: see `quantize`.
         compiled: whether to compile the decoder layers.
+        fused: whether to replace them, see `fuse_layers`.
 
     Raises:
         ModelError: see `read_config`; no safetensors, weights that do not match the config, or a
@@ -157,6 +162,7 @@ def load_model(
             lm_head_dtype=lm_head_dtype,
             quantization=quantization,
             compiled=compiled,
+            fused=fused,
             eos_token_ids=eos_token_ids(directory, config.get_text_config()),
             checkpoint=checkpoint,
         )
@@ -174,6 +180,7 @@ def ready_model(
     lm_head_dtype: torch.dtype,
     quantization: str = "none",
     compiled: bool = False,
+    fused: bool = False,
     eos_token_ids: frozenset[int] = frozenset(),
     checkpoint: str | None = None,
 ) -> LoadedModel:
@@ -182,7 +189,7 @@ def ready_model(
     Args:
         model: of transformers, in `dtype`; its attention implementation is `attention.name`.
         attention: still without layers.
-        dtype, device, lm_head_dtype, quantization, compiled: see `load_model`.
+        dtype, device, lm_head_dtype, quantization, compiled, fused: see `load_model`.
         eos_token_ids: see `LoadedModel`.
         checkpoint: how its checkpoint was quantized, if it was.
 
@@ -195,13 +202,15 @@ def ready_model(
     head_dtype_applied(model, lm_head_dtype)
     vocabulary_size = int(model.get_output_embeddings().weight.shape[0])
     quantized, linear = linears_applied(
-        model, device, dtype, quantization=quantization, may_pack=not compiled
+        model, device, dtype, quantization=quantization, may_pack=not (compiled or fused)
     )
     forward = causal_forward(model, has_head=True)
     with running(checkpoint, dtype, device):
         attention.probe(model, range(num_layers(model.config)), forward)
     if compiled:
         compile_layers(model, attention, forward)
+    if fused:
+        fuse_layers(model, attention)
     return LoadedModel(
         model=model,
         attention=attention,
@@ -214,6 +223,7 @@ def ready_model(
         quantized=quantized,
         checkpoint=checkpoint,
         compiled=compiled,
+        fused=fused,
     )
 
 

@@ -1,0 +1,190 @@
+"""What stands between the matrix products of a decoder layer, one kernel each.
+
+Sums and products of one kernel are float32 and are rounded where they leave it, so a rounding of
+every step in between is left out.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from trace_audit.kernels import reference
+from trace_audit.kernels.formats import rounded
+from trace_audit.kernels.runtime import can_run_triton, is_interpreted, triton
+
+if triton is not None:
+    from triton import language as tl
+
+_COLUMNS = 1024
+
+
+def add_rms_norm(
+    hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add to the residual stream and normalize what it has become.
+
+    Args:
+        hidden: [T, H], rows contiguous; a sublayer's output.
+        residual: [T, H], or None where there is none yet.
+        weight: [H].
+        epsilon: added to the mean square.
+
+    Returns:
+        [T, H] normalized, and the new residual stream [T, H], rounded before it is normalized.
+    """
+    if not can_run_triton(hidden.device):
+        return reference.add_rms_norm(hidden, residual, weight, epsilon)
+    num_tokens, width = hidden.shape
+    normalized = torch.empty_like(hidden)
+    total = hidden if residual is None else torch.empty_like(hidden)
+    _add_rms_norm_kernel[(num_tokens,)](
+        hidden,
+        residual,
+        weight,
+        normalized,
+        total,
+        epsilon,
+        width,
+        BLOCK=triton.next_power_of_2(width),
+        INTERPRETED=is_interpreted(),
+        num_warps=8,
+    )
+    return normalized, total
+
+
+def norm_and_rotate(
+    heads: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    query_weight: torch.Tensor | None,
+    key_weight: torch.Tensor | None,
+    num_heads: int,
+    epsilon: float,
+) -> None:
+    """Normalize each query and key head where weights are given, and rotate it, in place.
+
+    Args:
+        heads: [T, N, D], of a token contiguous; queries, then keys, then heads left alone.
+        cos, sin: [T, D].
+        query_weight, key_weight: [D], both or neither.
+        num_heads: query heads; as many keys as values stand behind them.
+        epsilon: of the norms.
+    """
+    if not can_run_triton(heads.device):
+        reference.norm_and_rotate(heads, cos, sin, query_weight, key_weight, num_heads, epsilon)
+        return
+    num_tokens, all_heads, width = heads.shape
+    num_kv_heads = (all_heads - num_heads) // 2
+    _norm_and_rotate_kernel[(num_tokens, num_heads + num_kv_heads)](
+        heads,
+        heads.stride(0),
+        cos,
+        sin,
+        query_weight,
+        key_weight,
+        num_heads,
+        epsilon,
+        HALF=width // 2,
+        HALF_PAD=triton.next_power_of_2(width // 2),
+        NORM=query_weight is not None,
+        INTERPRETED=is_interpreted(),
+        num_warps=1,
+    )
+
+
+def silu_and_multiply(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up: [T, 2 I], gate then up, rows contiguous -> [T, I]."""
+    if not can_run_triton(gate_up.device):
+        return reference.silu_and_multiply(gate_up)
+    num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty(num_tokens, width, dtype=gate_up.dtype, device=gate_up.device)
+    _silu_and_multiply_kernel[(num_tokens, triton.cdiv(width, _COLUMNS))](
+        gate_up, out, width, BLOCK=_COLUMNS, INTERPRETED=is_interpreted(), num_warps=4
+    )
+    return out
+
+
+if triton is not None:
+
+    @triton.jit
+    def _add_rms_norm_kernel(
+        hidden_ptr,  # [T, H]
+        residual_ptr,  # [T, H], or None
+        weight_ptr,  # [H]
+        normalized_ptr,  # [T, H]
+        total_ptr,  # [T, H]
+        epsilon,
+        width,
+        BLOCK: tl.constexpr,
+        INTERPRETED: tl.constexpr,
+    ):
+        start = tl.program_id(0).to(tl.int64) * width
+        lane = tl.arange(0, BLOCK)
+        inside = lane < width
+        dtype = hidden_ptr.dtype.element_ty
+        x = tl.load(hidden_ptr + start + lane, mask=inside, other=0.0).to(tl.float32)
+        if residual_ptr is not None:
+            x += tl.load(residual_ptr + start + lane, mask=inside, other=0.0).to(tl.float32)
+            x = rounded(x, dtype, INTERPRETED).to(tl.float32)
+            tl.store(total_ptr + start + lane, x, mask=inside)
+        scale = tl.rsqrt(tl.sum(x * x, axis=0) / width + epsilon)
+        weight = tl.load(weight_ptr + lane, mask=inside, other=0.0).to(tl.float32)
+        x = rounded(x * scale * weight, dtype, INTERPRETED)
+        tl.store(normalized_ptr + start + lane, x, mask=inside)
+
+    @triton.jit
+    def _norm_and_rotate_kernel(
+        heads_ptr,  # [T, N, D]
+        stride_token,
+        cos_ptr,  # [T, D]
+        sin_ptr,  # [T, D]
+        query_weight_ptr,  # [D], or None
+        key_weight_ptr,  # [D], or None
+        num_heads,
+        epsilon,
+        HALF: tl.constexpr,
+        HALF_PAD: tl.constexpr,
+        NORM: tl.constexpr,
+        INTERPRETED: tl.constexpr,
+    ):
+        token = tl.program_id(0).to(tl.int64)
+        head = tl.program_id(1)
+        lane = tl.arange(0, HALF_PAD)
+        inside = lane < HALF
+        first = heads_ptr + token * stride_token + head * (2 * HALF) + lane
+        x = tl.load(first, mask=inside, other=0.0).to(tl.float32)
+        y = tl.load(first + HALF, mask=inside, other=0.0).to(tl.float32)
+        if NORM:
+            square = tl.sum(x * x, axis=0) + tl.sum(y * y, axis=0)
+            scale = tl.rsqrt(square / (2 * HALF) + epsilon)
+            weight_ptr = query_weight_ptr
+            if head >= num_heads:
+                weight_ptr = key_weight_ptr
+            x *= scale * tl.load(weight_ptr + lane, mask=inside, other=0.0).to(tl.float32)
+            y *= scale * tl.load(weight_ptr + HALF + lane, mask=inside, other=0.0).to(tl.float32)
+        at = token * (2 * HALF) + lane
+        cos_x = tl.load(cos_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        cos_y = tl.load(cos_ptr + at + HALF, mask=inside, other=0.0).to(tl.float32)
+        sin_x = tl.load(sin_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        sin_y = tl.load(sin_ptr + at + HALF, mask=inside, other=0.0).to(tl.float32)
+        dtype = heads_ptr.dtype.element_ty
+        tl.store(first, rounded(x * cos_x - y * sin_x, dtype, INTERPRETED), mask=inside)
+        tl.store(first + HALF, rounded(y * cos_y + x * sin_y, dtype, INTERPRETED), mask=inside)
+
+    @triton.jit
+    def _silu_and_multiply_kernel(
+        gate_up_ptr,  # [T, 2 * width]
+        out_ptr,  # [T, width]
+        width,
+        BLOCK: tl.constexpr,
+        INTERPRETED: tl.constexpr,
+    ):
+        token = tl.program_id(0).to(tl.int64)
+        lane = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        inside = lane < width
+        gate = tl.load(gate_up_ptr + token * 2 * width + lane, mask=inside, other=0.0)
+        up = tl.load(gate_up_ptr + (token * 2 + 1) * width + lane, mask=inside, other=0.0)
+        gate = gate.to(tl.float32)
+        x = gate / (1.0 + tl.exp(-gate)) * up.to(tl.float32)
+        x = rounded(x, out_ptr.dtype.element_ty, INTERPRETED)
+        tl.store(out_ptr + token * width + lane, x, mask=inside)

@@ -1,0 +1,163 @@
+"""Decoder layers with merged projections and one kernel between two matrix products.
+
+For models that are made like Llama: pre-norm, rotary embeddings, a gated MLP, and optionally a
+norm of query and key heads. Embedding and head stay transformers' own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn.functional import linear
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from trace_audit.attention.base import LayerSpec, PagedAttention
+from trace_audit.errors import ConfigError
+from trace_audit.kernels.fused import add_rms_norm, norm_and_rotate, silu_and_multiply
+
+FUSED = "fused"
+"""What run.json calls such layers."""
+
+_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+def check_fusable(config: Any) -> None:
+    """Refuse a model whose layers are made otherwise.
+
+    Raises:
+        ConfigError: it is of another type, or has another activation.
+    """
+    if config.model_type not in _MODEL_TYPES:
+        raise ConfigError(
+            f"fused = true knows the layers of {', '.join(_MODEL_TYPES)}, and this model is of "
+            f"type {config.model_type}",
+            hint="use fused = false, or compile = true",
+        )
+    if config.hidden_act != "silu":
+        raise ConfigError(
+            f"fused = true computes silu, and this model's hidden_act is {config.hidden_act!r}",
+            hint="use fused = false",
+        )
+
+
+class FusedLayer(torch.nn.Module):
+    """One decoder layer; its weights replace those it was made of.
+
+    Args:
+        layer: transformers' own.
+        attention: of the model, probed.
+        spec: of this layer.
+    """
+
+    def __init__(self, layer: Any, attention: PagedAttention, spec: LayerSpec) -> None:
+        super().__init__()
+        own = layer.self_attn
+        self._attention, self._spec = attention, spec
+        self._index = int(own.layer_idx)
+        self.input_norm, self.post_norm = layer.input_layernorm, layer.post_attention_layernorm
+        self.query_norm = getattr(own, "q_norm", None)
+        self.key_norm = getattr(own, "k_norm", None)
+        self.qkv = _merged([own.q_proj, own.k_proj, own.v_proj])
+        self.out = own.o_proj
+        self.gate_up = _merged([layer.mlp.gate_proj, layer.mlp.up_proj])
+        self.down = layer.mlp.down_proj
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One layer.
+
+        Args:
+            hidden: [T, H], what the layer before left to be added.
+            residual: [T, H]; None before the first layer.
+            cos, sin: [T, head_dim].
+
+        Returns:
+            What is to be added next, and the residual stream.
+        """
+        normalized, residual = add_rms_norm(hidden, residual, *_norm(self.input_norm))
+        attended = self._attend(self.qkv(normalized), cos, sin)
+        normalized, residual = add_rms_norm(self.out(attended), residual, *_norm(self.post_norm))
+        return self.down(silu_and_multiply(self.gate_up(normalized))), residual
+
+    def _attend(self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        spec, num_tokens = self._spec, len(qkv)
+        heads = qkv.view(num_tokens, -1, spec.key_dim)
+        query_weight, epsilon = _norm(self.query_norm)
+        key_weight, _ = _norm(self.key_norm)
+        norm_and_rotate(heads, cos, sin, query_weight, key_weight, spec.num_heads, epsilon)
+        parts = heads.split([spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
+        query, key, value = (part.transpose(0, 1)[None] for part in parts)
+        return self._attention.attend(self._index, query, key, value).reshape(num_tokens, -1)
+
+
+class FusedDecoder:
+    """The decoder's forward; it takes the place of transformers' own.
+
+    Args:
+        decoder: transformers' decoder, whose layers are taken out.
+        attention: of the model, probed.
+    """
+
+    def __init__(self, decoder: Any, attention: PagedAttention) -> None:
+        self._decoder = decoder
+        # One after the other: only one layer's weights are there twice.
+        for index, spec in enumerate(attention.layers):
+            decoder.layers[index] = FusedLayer(decoder.layers[index], attention, spec)
+
+    def __call__(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, **ignored: Any
+    ) -> BaseModelOutputWithPast:
+        """Ids and positions int64 [1, T] -> hidden states [1, T, H]."""
+        decoder = self._decoder
+        hidden = decoder.embed_tokens(input_ids)
+        cos, sin = (x[0].contiguous() for x in decoder.rotary_emb(hidden, position_ids))
+        flat, residual = hidden[0], None
+        for layer in decoder.layers:
+            flat, residual = layer(flat, residual, cos, sin)
+        normalized, _ = add_rms_norm(flat, residual, *_norm(decoder.norm))
+        return BaseModelOutputWithPast(last_hidden_state=normalized[None])
+
+
+def fuse_layers(model: Any, attention: PagedAttention) -> None:
+    """Replace a model's decoder layers, in place.
+
+    Args:
+        model: whole, on its device, in eval mode.
+        attention: of the model, probed.
+
+    Raises:
+        ConfigError: see `check_fusable`.
+    """
+    check_fusable(model.config)
+    decoder = model.get_decoder()
+    decoder.forward = FusedDecoder(decoder, attention)
+
+
+def _norm(module: Any) -> tuple[Any, float]:
+    """A norm's weight and epsilon; None and 0 where there is no norm."""
+    return (None, 0.0) if module is None else (module.weight, float(module.variance_epsilon))
+
+
+def _merged(projections: Sequence[Any]) -> torch.nn.Module:
+    """Linear layers of one input as one, their outputs one after the other."""
+    weight = torch.cat([p.weight for p in projections])
+    biases = [p.bias for p in projections if p.bias is not None]
+    assert len(biases) in (0, len(projections))
+    return _Merged(weight, torch.cat(biases) if biases else None)
+
+
+class _Merged(torch.nn.Module):
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(weight.detach(), requires_grad=False)
+        self.bias = None if bias is None else torch.nn.Parameter(bias.detach(), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return linear(x, self.weight, self.bias)
