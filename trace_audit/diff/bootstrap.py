@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 NUM_DRAWS = 2000
 _SEED = 20_240_607
 _CACHED_ELEMENTS = 20_000_000
-_CHUNK_ELEMENTS = 4_000_000
+# Few enough that their copy in float64 stays in a core's cache.
+_CHUNK_ELEMENTS = 65_536
 
 
 class Resampler:

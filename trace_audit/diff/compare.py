@@ -184,7 +184,7 @@ def _flip_summary(changes: TopChanges | None, details: TokenDetails) -> FlipSumm
         hard=None if changes.hard is None else int(changes.hard.sum()),
         tie_changes=int(changes.tie_change.sum()),
         expected=None if changes.expected is None else float(changes.expected.sum()),
-        scale=None if changes.scale is None else float(np.nanmedian(changes.scale)),
-        threshold=None if changes.threshold is None else float(np.nanmedian(changes.threshold)),
+        scale=changes.median_scale,
+        threshold=changes.median_threshold,
         examples=tuple(details.tokens(widest.tolist())),
     )

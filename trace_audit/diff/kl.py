@@ -91,31 +91,43 @@ def fixed_support_kl(
         support_token_ids: int32 [N, S], -1 where none.
         num_top: k, leading ids that are the record run's best; the rest are draws.
     """
-    no_support = (support_token_ids < 0).any(axis=1) | (support_token_ids.shape[1] <= num_top)
+    draws = support_token_ids.shape[1] - num_top
+    no_support = any_in_row(support_token_ids < 0) | (draws <= 0)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        top = _phi_terms(x.logprobs[:, :num_top], y.logprobs[:, :num_top]).sum(axis=1)
+        top = _phi_terms(*(np.ascontiguousarray(run.logprobs[:, :num_top]) for run in (x, y)))
         bucket = _phi_terms(x.log_tail, y.log_tail)
-        drawn = slice(num_top, None)
-        tail = _tail_terms(
-            FixedSupport(logprobs=x.logprobs[:, drawn], log_tail=x.log_tail[:, None]),
-            FixedSupport(logprobs=y.logprobs[:, drawn], log_tail=y.log_tail[:, None]),
-            FixedSupport(logprobs=record.logprobs[:, drawn], log_tail=record.log_tail[:, None]),
-        )
-        draws = support_token_ids.shape[1] - num_top
-        estimate = top + bucket + tail.sum(axis=1) / max(draws, 1)
+        tail = _tail_terms(*(_by_draw(run, num_top) for run in (x, y, record)))
+        lower_bound = top.sum(axis=1) + bucket
+        estimate = lower_bound + tail.sum(axis=0) / max(draws, 1)
         heavy = x.log_tail > record.log_tail + np.log(HEAVY_TAIL_RATIO)
     non_finite = ~no_support & np.isnan(estimate)
     return KLTerms(
         estimate=np.where(no_support, np.nan, estimate),
-        lower_bound=np.where(no_support | non_finite, np.nan, top + bucket),
+        lower_bound=np.where(no_support | non_finite, np.nan, lower_bound),
         no_support=no_support,
         non_finite=non_finite,
         heavy_tail=heavy & ~no_support,
     )
 
 
+def any_in_row(marked: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Rows of [N, S] with a mark, of which most batches have none: bool [N]."""
+    rows = np.zeros(len(marked), dtype=np.bool_)
+    if marked.any():
+        np.any(marked, axis=1, out=rows)
+    return rows
+
+
+def _by_draw(run: FixedSupport, num_top: int) -> FixedSupport:
+    """The draws as rows, [m, N]: rows of four numbers are slow to work on."""
+    return FixedSupport(
+        logprobs=np.ascontiguousarray(run.logprobs[:, num_top:].T), log_tail=run.log_tail
+    )
+
+
 def _phi(d: FloatArray) -> FloatArray:
-    phi = np.expm1(-d)
+    phi = np.negative(d)
+    np.expm1(phi, out=phi)
     phi += d
     return phi
 
@@ -128,7 +140,7 @@ def _phi_terms(log_x: FloatArray, log_y: FloatArray) -> FloatArray:
 
 
 def _tail_terms(x: FixedSupport, y: FixedSupport, record: FixedSupport) -> FloatArray:
-    """t_X r_X phi(ln r_X/r_Y) of each draw: [N, m]."""
+    """t_X r_X phi(ln r_X/r_Y) of each draw: [m, N]."""
     log_weight_x = x.logprobs - record.logprobs + record.log_tail
     # t_X r_Y: what is left of a term when x(v) is zero.
     log_weight_y = y.logprobs - record.logprobs + record.log_tail + x.log_tail - y.log_tail

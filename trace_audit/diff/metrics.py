@@ -42,10 +42,10 @@ class MetricTable:
         self.pair = pair
         self._resampler = resampler
         self.design_effect: float | None = None
-        size = np.abs(pair.finite_values(pair.delta))
-        if len(size):
-            self.design_effect = self.grouped(pair.finite).design_effect(size)
-        self.effective_n = None if self.design_effect is None else len(size) / self.design_effect
+        delta = pair.finite_values(pair.delta)
+        if len(delta):
+            self.design_effect = self.grouped(pair.finite).design_effect(delta, np.abs)
+        self.effective_n = None if self.design_effect is None else len(delta) / self.design_effect
 
     def metrics(
         self,
@@ -93,13 +93,13 @@ class MetricTable:
     def _delta_metrics(self) -> Iterable[Metric]:
         tokens = self.grouped(self.pair.finite)
         delta = self.pair.finite_values(self.pair.delta)
-        size = np.abs(delta)
+        largest = max(abs(float(delta.min())), abs(float(delta.max())))
         yield metric("delta.mean", tokens.mean(delta))
-        yield metric("abs.mean", tokens.mean(size))
-        yield metric("delta.rms", _transformed(tokens.mean(delta**2), np.sqrt, minimum=0.0))
-        yield from _quantile_metrics(tokens, size, "abs", tuple(_QUANTILES))
-        yield metric("abs.max", Estimate(value=float(size.max())), note="grows with the tokens")
-        yield metric("delta.equal", tokens.share(delta == 0))
+        yield metric("abs.mean", tokens.mean(delta, np.abs))
+        yield metric("delta.rms", _transformed(tokens.mean(delta, np.square), np.sqrt, minimum=0.0))
+        yield from _quantile_metrics(tokens, delta, "abs", tuple(_QUANTILES))
+        yield metric("abs.max", Estimate(value=largest), note="grows with the tokens")
+        yield metric("delta.equal", tokens.share(delta, lambda some: some == 0))
         yield self._unequal_rows()
 
     def _unequal_rows(self) -> Metric:
@@ -113,20 +113,19 @@ class MetricTable:
         pair = self.pair
         tokens = self.grouped(pair.finite)
         delta = pair.finite_values(pair.delta)
-        yield metric("tme", tokens.mean(np.exp(np.abs(delta))))
-        ratio = np.exp(delta)
-        yield metric("ratio.outside", tokens.share((ratio < 0.9) | (ratio > 1.1)))
-        del ratio
-        yield metric("ppl.ratio", _transformed(tokens.mean(-delta), np.exp))
-        logprob = pair.finite_values(pair.baseline_logprob)
-        yield metric("ppl.baseline", _transformed(tokens.mean(-logprob), np.exp))
-        change = np.exp(logprob)
-        logprob = pair.finite_values(pair.candidate_logprob)
-        yield metric("ppl.candidate", _transformed(tokens.mean(-logprob), np.exp))
-        change = np.exp(logprob) - change
-        del logprob
-        yield metric("dp.rms", _transformed(tokens.mean(change**2), np.sqrt, minimum=0.0))
-        yield from _quantile_metrics(tokens, np.abs(change), "dp", ("p50", "p99"))
+        yield metric("tme", tokens.mean(delta, lambda some: np.exp(np.abs(some))))
+        yield metric("ratio.outside", tokens.share(delta, _ratio_is_outside))
+        yield metric("ppl.ratio", _transformed(tokens.mean(delta, np.negative), np.exp))
+        baseline = pair.finite_values(pair.baseline_stored)
+        candidate = pair.finite_values(pair.candidate_stored)
+        yield metric("ppl.baseline", _transformed(tokens.mean(baseline, _negative_double), np.exp))
+        yield metric(
+            "ppl.candidate", _transformed(tokens.mean(candidate, _negative_double), np.exp)
+        )
+        change = np.exp(candidate, dtype=np.float64)
+        change -= np.exp(baseline, dtype=np.float64)
+        yield metric("dp.rms", _transformed(tokens.mean(change, np.square), np.sqrt, minimum=0.0))
+        yield from _quantile_metrics(tokens, change, "dp", ("p50", "p99"))
 
     def _distribution_metrics(self) -> Iterable[Metric]:
         found, estimator = self.pair.means.found, self._estimator()
@@ -187,11 +186,21 @@ def _excess(tokens: GroupedTokens, changes: TopChanges) -> Metric:
 def _quantile_metrics(
     tokens: GroupedTokens, values: FloatArray, prefix: str, names: tuple[str, ...]
 ) -> Iterable[Metric]:
-    estimates = tokens.quantiles(values, tuple(_QUANTILES[name] for name in names))
+    estimates = tokens.abs_quantiles(values, tuple(_QUANTILES[name] for name in names))
     for name, estimate in zip(names, estimates, strict=True):
         scarce = name == "p99_9" and (estimate.effective_n or 0) < _TAIL_TOKENS
         note = f"under {_TAIL_TOKENS:,} effective tokens" if scarce else None
         yield replace(metric(f"{prefix}.{name}", estimate, note=note), not_gated=note)
+
+
+def _ratio_is_outside(delta: FloatArray) -> BoolArray:
+    """Of the candidate's probability to the baseline's: outside 0.9 to 1.1."""
+    ratio = np.exp(delta)
+    return (ratio < 0.9) | (ratio > 1.1)
+
+
+def _negative_double(values: NDArray[np.float32]) -> FloatArray:
+    return np.negative(values, dtype=np.float64)
 
 
 def _transformed(

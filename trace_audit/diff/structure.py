@@ -93,25 +93,32 @@ def position_buckets(pair: AlignedPair, resampler: Resampler) -> tuple[PositionB
 
 def worst_rows(pair: AlignedPair, count: int) -> list[int]:
     """Rows by falling |delta|; non-finite candidate rows first, equal ones in trace order."""
-    size = np.where(pair.finite, np.abs(pair.delta), np.inf)
-    return [row for row in largest_rows(size, count) if size[row] > 0]
+    rows, sizes = [], []
+    for piece in pair.pieces():
+        size = np.where(pair.finite[piece], np.abs(pair.delta[piece]), np.inf)
+        found = largest_rows(size, count)
+        rows.append(piece.start + found)
+        sizes.append(size[found])
+    row, size = np.concatenate(rows), np.concatenate(sizes)
+    found = largest_rows(size, count)
+    return [int(i) for i in row[found][size[found] > 0]]
 
 
-def largest_rows(values: FloatArray, count: int) -> list[int]:
+def largest_rows(values: FloatArray, count: int) -> IntArray:
     """Indices of the largest values (float64 [N], no NaN), falling, equal ones in order."""
     rows = np.arange(len(values))
     if count < len(values):
         rows = np.flatnonzero(values >= np.partition(values, len(values) - count)[-count])
     order = np.argsort(-values[rows], kind="stable")[:count]
-    return [int(row) for row in rows[order]]
+    return rows[order]
 
 
 def influence(pair: AlignedPair) -> Influence | None:
     """The group whose removal moves mean |delta| most; None with one group or no difference."""
-    size = np.abs(pair.delta[pair.finite])
+    size = np.abs(pair.finite_values(pair.delta))
     if not len(size) or not size.any() or len(pair.group_ids) < 2:
         return None
-    group = pair.group[pair.finite]
+    group = pair.finite_values(pair.group)
     totals = np.bincount(group, weights=size, minlength=len(pair.group_ids))
     counts = np.bincount(group, minlength=len(pair.group_ids))
     rest = np.maximum(len(size) - counts, 1)

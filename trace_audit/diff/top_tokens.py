@@ -109,14 +109,17 @@ def logprob_at(ids: IdArray, run: RunColumns, support_token_ids: IdArray) -> Flo
         float64 [N], NaN where the id is in neither list.
     """
     found = np.full(len(ids), np.nan)
-    lists = [(support_token_ids, run.support_logprobs), (run.top_token_ids, run.top_logprobs)]
+    left = np.flatnonzero(ids >= 0)
+    # The best few first: nearly all are among them.
+    lists = [(run.top_token_ids, run.top_logprobs), (support_token_ids, run.support_logprobs)]
     for list_ids, logprobs in lists:
-        if list_ids is None or logprobs is None or not list_ids.shape[1]:
+        if list_ids is None or logprobs is None or not list_ids.shape[1] or not len(left):
             continue
-        match = (list_ids == ids[:, None]) & (ids[:, None] >= 0)
+        match = list_ids[left] == ids[left, None]
         column = np.argmax(match, axis=1)
-        inside = np.flatnonzero(match[np.arange(len(ids)), column])
-        found[inside] = logprobs[inside, column[inside]]
+        inside = match[np.arange(len(left)), column]
+        found[left[inside]] = logprobs[left[inside], column[inside]]
+        left = left[~inside]
     return found
 
 
