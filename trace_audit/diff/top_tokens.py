@@ -143,7 +143,9 @@ def _best_two(run: RunColumns) -> tuple[IdArray, FloatArray]:
     missing = max(0, 2 - ids.shape[1]), max(0, 2 - logprobs.shape[1])
     return (
         np.pad(ids[:, :2], ((0, 0), (0, missing[0])), constant_values=-1),
-        np.pad(logprobs[:, :2], ((0, 0), (0, missing[1])), constant_values=np.nan),
+        np.pad(
+            logprobs[:, :2].astype(np.float64), ((0, 0), (0, missing[1])), constant_values=np.nan
+        ),
     )
 
 
