@@ -12,7 +12,15 @@ from trace_audit.errors import AuditDirError
 from trace_audit.storage.schema import NUM_SUPPORT, TRACE_SCHEMA
 from trace_audit.storage.tables import StoredTable
 from trace_audit.storage.token_file import pieces
-from trace_audit.storage.trace import TraceDigest, TraceSequence, int32_array, trace_sequences
+from trace_audit.storage.trace import (
+    TOKEN_COLUMNS,
+    TraceDigest,
+    TraceSequence,
+    TraceTokens,
+    int32_array,
+    trace_sequences,
+    trace_tokens,
+)
 
 # Sequences decoded at once: a support of 24 ids a token makes them the widest rows of an audit.
 _SEQUENCES = 32
@@ -57,6 +65,19 @@ class TraceFile:
                 f"{self._path} is not the trace that audit.json names.",
                 hint="Files of two audits were mixed; copy the whole directory again.",
             )
+
+    def tokens(self) -> Iterator[TraceTokens]:
+        """The tokens of every sequence; the support, most of the file, is not read.
+
+        The file's own sha256 is held to audit.json, and so is the digest of its content where that
+        is read anyway: :meth:`sequences`.
+
+        Raises:
+            AuditDirError: The file cannot be read.
+        """
+        ranges = pieces(self._stored.num_rows, _SEQUENCES)
+        for table in self._stored.slices(ranges, TOKEN_COLUMNS, batch_rows=_SEQUENCES):
+            yield from trace_tokens(table)
 
     def support(self, ranges: Sequence[range]) -> Iterator[NDArray[np.int32]]:
         """Support ids of ascending ranges of sequences: int32 [T, 24] each, -1 where none."""
