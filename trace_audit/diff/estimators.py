@@ -182,7 +182,7 @@ class GroupedTokens:
         """Share of tokens with an event; exact binomial rules when events (or misses) are few."""
         return self._estimator.share(self.moments(events, of))
 
-    def bootstrap_ratio(self, numerator: FloatArray, denominator: FloatArray) -> Estimate:
+    def bootstrap_ratio(self, numerator: NDArray[Any], denominator: NDArray[Any]) -> Estimate:
         """Sum over sum, with a bootstrap interval whatever the number of groups."""
         return self._estimator.bootstrap_ratio(self.moments(numerator), self.moments(denominator))
 
@@ -200,12 +200,6 @@ class GroupedTokens:
             bounds = quantile_interval(ordered, level, effective_n, self.num_groups)
             found.append(Estimate(value=point, interval=bounds, effective_n=effective_n))
         return found
-
-    def design_effect(self, values: FloatArray, of: Elementwise | None = None) -> float | None:
-        """Variance of the grouped mean over that of independent tokens, at least 1."""
-        if self.num_groups < 2:
-            return None
-        return self._estimator.effect(self.moments(values, of))
 
 
 def num_groups(tokens: Moments) -> int:

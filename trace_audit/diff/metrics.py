@@ -14,7 +14,7 @@ from trace_audit.diff.bootstrap import Resampler
 from trace_audit.diff.catalog import CATALOG, absent, metric
 from trace_audit.diff.columns import FloatArray
 from trace_audit.diff.distribution_means import DRIFTS
-from trace_audit.diff.estimators import Estimate, Estimator, GroupedTokens
+from trace_audit.diff.estimators import Estimate, Estimator, GroupedTokens, num_groups
 from trace_audit.diff.exact_kl import NOT_ASKED, ExactKL, exact_metrics
 from trace_audit.diff.flips import TopChanges
 from trace_audit.diff.intervals import clipped
@@ -33,6 +33,7 @@ class MetricTable:
     """Computes the table of one pair.
 
     Attributes:
+        sizes: |delta| of the finite rows.
         design_effect: Of mean |delta|; None with one group or no finite row.
         effective_n: Finite rows over the design effect.
     """
@@ -42,10 +43,11 @@ class MetricTable:
         self.pair = pair
         self._resampler = resampler
         self.design_effect: float | None = None
-        delta = pair.finite_values(pair.delta)
-        if len(delta):
-            self.design_effect = self.grouped(pair.finite).design_effect(delta, np.abs)
-        self.effective_n = None if self.design_effect is None else len(delta) / self.design_effect
+        self.effective_n: float | None = None
+        self.sizes = self.grouped(pair.finite).moments(pair.finite_values(pair.delta), np.abs)
+        if num_groups(self.sizes) > 1:
+            self.design_effect = self._estimator().effect(self.sizes)
+            self.effective_n = self.sizes.size / self.design_effect
 
     def metrics(
         self,
@@ -95,7 +97,7 @@ class MetricTable:
         delta = self.pair.finite_values(self.pair.delta)
         largest = max(abs(float(delta.min())), abs(float(delta.max())))
         yield metric("delta.mean", tokens.mean(delta))
-        yield metric("abs.mean", tokens.mean(delta, np.abs))
+        yield metric("abs.mean", self._estimator().mean(self.sizes))
         yield metric("delta.rms", _transformed(tokens.mean(delta, np.square), np.sqrt, minimum=0.0))
         yield from _quantile_metrics(tokens, delta, "abs", tuple(_QUANTILES))
         yield metric("abs.max", Estimate(value=largest), note="grows with the tokens")
@@ -175,12 +177,14 @@ class MetricTable:
 def _excess(tokens: GroupedTokens, changes: TopChanges) -> Metric:
     if changes.expected is None:
         return absent("flip.excess", str(changes.why_no_expected))
-    flips, expected = changes.flip[changes.known], changes.expected[changes.known]
+    flips, expected = changes.flip, changes.expected
+    if not changes.known.all():
+        flips, expected = flips[changes.known], expected[changes.known]
     total = float(expected.sum())
     if total < _MIN_EXPECTED_FLIPS:
         reason = f"needs {_MIN_EXPECTED_FLIPS:.0f} expected flips, noise explains {total:.2g}"
         return absent("flip.excess", reason)
-    return metric("flip.excess", tokens.bootstrap_ratio(flips.astype(np.float64), expected))
+    return metric("flip.excess", tokens.bootstrap_ratio(flips, expected))
 
 
 def _quantile_metrics(

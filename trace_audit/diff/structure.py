@@ -12,7 +12,7 @@ from trace_audit.diff.bootstrap import Resampler
 from trace_audit.diff.columns import FloatArray, IntArray
 from trace_audit.diff.estimators import Estimator
 from trace_audit.diff.intervals import clipped
-from trace_audit.diff.moments import LabelledMoments
+from trace_audit.diff.moments import LabelledMoments, Moments
 from trace_audit.diff.pair_rows import PairRows
 from trace_audit.diff.summary import Influence, Place, PositionBucket
 
@@ -113,19 +113,20 @@ def largest_rows(values: FloatArray, count: int) -> IntArray:
     return rows[order]
 
 
-def influence(pair: AlignedPair) -> Influence | None:
-    """The group whose removal moves mean |delta| most; None with one group or no difference."""
-    size = np.abs(pair.finite_values(pair.delta))
-    if not len(size) or not size.any() or len(pair.group_ids) < 2:
+def influence(pair: PairRows, sizes: Moments) -> Influence | None:
+    """The group whose removal moves mean |delta| most; None with one group or no difference.
+
+    Args:
+        pair: The rows.
+        sizes: |delta| of the finite ones.
+    """
+    if not sizes.total > 0 or len(pair.group_ids) < 2:
         return None
-    group = pair.finite_values(pair.group)
-    totals = np.bincount(group, weights=size, minlength=len(pair.group_ids))
-    counts = np.bincount(group, minlength=len(pair.group_ids))
-    rest = np.maximum(len(size) - counts, 1)
-    moved = np.abs(totals - size.mean() * counts) / rest
+    rest = np.maximum(sizes.size - sizes.counts, 1)
+    moved = np.abs(sizes.totals - sizes.mean * sizes.counts) / rest
     most = int(np.argmax(moved))
     return Influence(
         group_id=pair.group_ids[most],
-        share=float(totals[most] / size.sum()),
-        token_share=float(counts[most] / len(size)),
+        share=float(sizes.totals[most] / sizes.total),
+        token_share=float(sizes.counts[most] / sizes.size),
     )
