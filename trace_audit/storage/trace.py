@@ -122,7 +122,11 @@ def trace_table(sequences: Sequence[TraceSequence]) -> pa.Table:
 
 
 def trace_tokens(table: pa.Table) -> list[TraceTokens]:
-    """The tokens of the sequences of a table with `TOKEN_COLUMNS`."""
+    """The tokens of the sequences of a table with `TOKEN_COLUMNS`.
+
+    Raises:
+        ValueError: A mask is not as long as the output.
+    """
     columns = {name: table[name].combine_chunks() for name in TOKEN_COLUMNS}
     return [TraceTokens(**_tokens(columns, row)) for row in range(table.num_rows)]
 
@@ -140,9 +144,7 @@ def trace_sequences(table: pa.Table) -> list[TraceSequence]:
 def _sequence(columns: dict[str, pa.Array], row: int) -> TraceSequence:
     tokens = _tokens(columns, row)
     support = _support(columns["support_token_ids"][row].values)
-    mask, length = tokens["score_mask"], len(tokens["output_token_ids"])
-    if len(support) != length or (mask is not None and len(mask) != length):
-        raise ValueError(f"row {row} has lists of other lengths than its output")
+    _check_length(row, support, tokens["output_token_ids"])
     return TraceSequence(
         **tokens,
         finish_reason=columns["finish_reason"][row].as_py(),
@@ -152,15 +154,23 @@ def _sequence(columns: dict[str, pa.Array], row: int) -> TraceSequence:
 
 def _tokens(columns: dict[str, pa.Array], row: int) -> dict[str, Any]:
     """Fields of :class:`TraceTokens`."""
-    mask = columns["score_mask"][row]
+    output, mask = int32_array(columns["output_token_ids"][row].values), columns["score_mask"][row]
+    score_mask = np.array(mask.values, dtype=np.bool_) if mask.is_valid else None
+    if score_mask is not None:
+        _check_length(row, score_mask, output)
     return {
         "sequence_id": columns["sequence_id"][row].as_py(),
         "group_id": columns["group_id"][row].as_py(),
         "prompt_token_ids": int32_array(columns["prompt_token_ids"][row].values),
-        "output_token_ids": int32_array(columns["output_token_ids"][row].values),
-        "score_mask": np.array(mask.values, dtype=np.bool_) if mask.is_valid else None,
+        "output_token_ids": output,
+        "score_mask": score_mask,
         "source": columns["source"][row].as_py(),
     }
+
+
+def _check_length(row: int, values: NDArray[np.generic], output: NDArray[np.int32]) -> None:
+    if len(values) != len(output):
+        raise ValueError(f"row {row} has lists of other lengths than its output")
 
 
 def _support(rows: pa.ListArray) -> NDArray[np.int32]:
