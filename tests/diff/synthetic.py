@@ -68,7 +68,7 @@ class SequenceList:
 
     trace: Sequence[TraceSequence]
 
-    def sequences(self) -> Iterator[TraceSequence]:
+    def tokens(self) -> Iterator[TraceSequence]:
         yield from self.trace
 
     def support(self, ranges: Sequence[range]) -> Iterator[NDArray[np.int32]]:

@@ -127,7 +127,7 @@ def test_share_of_many_events_uses_the_group_interval_inside_zero_and_one() -> N
 
 def test_quantiles_are_exact_points_inside_their_intervals() -> None:
     values = np.abs(np.random.default_rng(3).normal(size=4000))
-    estimates = grouped([40] * 100).quantiles(values, (0.5, 0.99))
+    estimates = grouped([40] * 100).abs_quantiles(values, (0.5, 0.99))
     for estimate, level in zip(estimates, (0.5, 0.99), strict=True):
         assert estimate.value == np.quantile(values, level)
         assert estimate.interval is not None
@@ -170,7 +170,7 @@ def test_the_number_of_groups_that_give_a_quantile_an_upper_bound_is_the_first_t
 
 
 def test_quantiles_of_zeros_are_zero() -> None:
-    estimate = grouped([50] * 8).quantiles(np.zeros(400), (0.5,))[0]
+    estimate = grouped([50] * 8).abs_quantiles(np.zeros(400), (0.5,))[0]
     assert estimate.interval is not None
     assert (estimate.value, estimate.interval.low, estimate.interval.high) == (0.0, 0.0, 0.0)
 

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from tests.diff.synthetic import PROMPT_LENGTH, logprob_pair
+from trace_audit.diff.align import AlignedPair
 from trace_audit.diff.bootstrap import Resampler
+from trace_audit.diff.metrics import MetricTable
 from trace_audit.diff.structure import (
     bucket_edges,
     first_place,
@@ -12,7 +14,7 @@ from trace_audit.diff.structure import (
     position_buckets,
     worst_rows,
 )
-from trace_audit.diff.summary import Place
+from trace_audit.diff.summary import Influence, Place
 
 
 def persistent_from(position: int, length: int = 300) -> np.ndarray:
@@ -70,10 +72,14 @@ def test_worst_rows_put_non_finite_ones_first_and_leave_equal_ones_out() -> None
     assert worst_rows(pair, 2) == [2, 3]
 
 
+def found_influence(pair: AlignedPair) -> Influence | None:
+    return influence(pair, MetricTable(pair, Resampler(len(pair.group_ids))).sizes)
+
+
 def test_influence_names_the_group_that_moves_the_mean_most() -> None:
     candidate = np.full((4, 10), -1.1)
     candidate[2] = -2.0
-    found = influence(logprob_pair(np.full((4, 10), -1.0), candidate))
+    found = found_influence(logprob_pair(np.full((4, 10), -1.0), candidate))
     assert found is not None
     assert found.group_id == "s2"
     assert found.share == pytest.approx(10 / 13, rel=1e-5)
@@ -84,11 +90,11 @@ def test_influence_is_by_group() -> None:
     candidate = np.full((4, 10), -1.1)
     candidate[2] = -2.0
     pair = logprob_pair(np.full((4, 10), -1.0), candidate, groups=["x", "y", "y", "z"])
-    found = influence(pair)
+    found = found_influence(pair)
     assert found is not None
     assert found.group_id == "y"
     assert pair.group_ids == ("x", "y", "z")
 
 
 def test_no_difference_has_no_influence() -> None:
-    assert influence(logprob_pair(np.full((2, 3), -1.0), np.full((2, 3), -1.0))) is None
+    assert found_influence(logprob_pair(np.full((2, 3), -1.0), np.full((2, 3), -1.0))) is None

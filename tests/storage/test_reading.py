@@ -36,7 +36,7 @@ from trace_audit.storage.imported import ImportedSequence, imported_tokens
 from trace_audit.storage.schema import FORMAT_VERSION, TOKENS_SCHEMA
 from trace_audit.storage.shards import plan_shards
 from trace_audit.storage.tables import write_table
-from trace_audit.storage.trace import TraceSequence, trace_digest
+from trace_audit.storage.trace import TOKEN_COLUMNS, TraceSequence, trace_digest
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +123,13 @@ def test_the_trace_comes_back(audit: AuditDir) -> None:
             assert sequence.score_mask.tolist() == prompt.score_mask.tolist()
     assert audit.info.num_output_tokens == sum(LENGTHS)
     assert trace_digest(sequences) == audit.info.trace_sha256
+
+
+def test_the_tokens_of_the_trace_are_those_of_its_sequences(audit: AuditDir) -> None:
+    found = list(audit.open_trace().tokens())
+    for tokens, sequence in zip(found, audit.read_trace(), strict=True):
+        for name in TOKEN_COLUMNS:
+            np.testing.assert_array_equal(getattr(tokens, name), getattr(sequence, name))
 
 
 CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {

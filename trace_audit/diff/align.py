@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +21,13 @@ from trace_audit.diff.distribution_means import DistributionMeans
 from trace_audit.diff.kl_totals import KLCollector, PairKL
 from trace_audit.diff.label_means import LabelMeans
 from trace_audit.diff.pair_rows import PairRows, pair_rows
-from trace_audit.diff.read_ahead import read_ahead
+from trace_audit.diff.read_ahead import each_in_turn
 from trace_audit.diff.row_sample import RowSample, SampleCollector
 from trace_audit.diff.run_rows import RunRows
 from trace_audit.diff.top_tokens import TopCollector, TopTokens
 from trace_audit.diff.trace_index import TraceIndex
+
+_Number = TypeVar("_Number", bound=np.number)
 
 _SPREAD_ROWS = 4000  # enough to see what all of them have in common
 
@@ -74,7 +77,7 @@ class AlignedPair(PairRows):
     def delta(self) -> FloatArray:
         """Candidate minus baseline logprob, nats; non-finite where a side is."""
         with np.errstate(invalid="ignore"):  # -inf on both sides
-            return self.candidate_logprob - self.baseline_stored
+            return np.subtract(self.candidate_stored, self.baseline_stored, dtype=np.float64)
 
     @cached_property
     def finite(self) -> NDArray[np.bool_]:
@@ -86,7 +89,7 @@ class AlignedPair(PairRows):
         """Rows that the baseline gives a finite logprob and the candidate does not: bool [N]."""
         return ~self.finite & np.isfinite(self.baseline_stored)
 
-    def finite_values(self, values: FloatArray) -> FloatArray:
+    def finite_values(self, values: NDArray[_Number]) -> NDArray[_Number]:
         """Of values [N] those of the finite rows; the array itself where all are."""
         return values if self.finite.all() else values[self.finite]
 
@@ -119,10 +122,8 @@ def reduced(
     constants, spread = ConstantCollector(), SampleCollector(_evenly_spaced(len(rows)))
     found = DifferenceCollector(rows) if differences else None
     exact = None if exact_rows is None else SampleCollector(exact_rows)
-    asked = [collector for collector in (found, exact) if collector is not None]
-    for batch in read_ahead(aligned_batches(rows)):
-        for collector in (logprobs, tops, kl, means, labels, constants, spread, *asked):
-            collector.add(batch)
+    collectors = (kl, tops, labels, logprobs, means, constants, spread, found, exact)
+    each_in_turn(aligned_batches(rows), [c.add for c in collectors if c is not None])
     return AlignedPair(
         **{field.name: getattr(rows, field.name) for field in fields(PairRows)},
         baseline_stored=logprobs.baseline,

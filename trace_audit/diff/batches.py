@@ -151,10 +151,10 @@ def _columns(
 ) -> RunColumns:
     """A run's statistics at the chosen tokens of some sequences, all of which it has."""
     first, last = trace.start[sequences.start], trace.start[sequences.stop]
-    local = trace.start[integers(table, "sequence_index")] + integers(table, "step") - first
     columns = run_columns(table, num_support=NUM_SUPPORT, present=run.columns)
-    if chosen is None and len(local) == last - first and (np.diff(local) > 0).all():
+    if chosen is None and run.in_order and len(table) == last - first:
         return columns
+    local = trace.start[integers(table, "sequence_index")] + integers(table, "step") - first
     row_of = np.full(last - first, -1, dtype=np.int64)
     row_of[local] = np.arange(len(local))
     rows = row_of if chosen is None else row_of[chosen]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,8 @@ from numpy.typing import NDArray
 NUM_DRAWS = 2000
 _SEED = 20_240_607
 _CACHED_ELEMENTS = 20_000_000
-_CHUNK_ELEMENTS = 4_000_000
+# Few enough that their copy in float64 stays in a core's cache.
+_CHUNK_ELEMENTS = 65_536
 
 
 class Resampler:
@@ -25,6 +27,7 @@ class Resampler:
             raise ValueError(f"a bootstrap needs at least one group, got {num_groups}")
         self.num_groups = num_groups
         self._cached: list[NDArray[np.float32]] | None = None
+        self._lock = Lock()
 
     def sums(self, columns: NDArray[np.float64]) -> NDArray[np.float64]:
         """Sums of per-group columns over each draw.
@@ -35,8 +38,9 @@ class Resampler:
         Returns:
             float64 [NUM_DRAWS, C].
         """
-        if self._cached is None and NUM_DRAWS * self.num_groups <= _CACHED_ELEMENTS:
-            self._cached = list(self._weight_chunks())
+        with self._lock:
+            if self._cached is None and NUM_DRAWS * self.num_groups <= _CACHED_ELEMENTS:
+                self._cached = list(self._weight_chunks())
         chunks = self._weight_chunks() if self._cached is None else self._cached
         # A chunk at a time: a product with float64 makes a copy of the float32 weights.
         return np.concatenate([chunk @ columns for chunk in chunks])

@@ -1,4 +1,7 @@
-"""A piece of tokens.parquet as numpy arrays: a run's statistics, a row a token, in float64."""
+"""A piece of tokens.parquet as numpy arrays: a run's statistics, a row a token.
+
+Numbers are float64, but lists of them as they are stored: a batch is mostly lists.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +36,10 @@ class RunColumns:
         rank: [N], 1 = best.
         tie_count: [N], other tokens with the same logit.
         top_token_ids: [N, T] int32, this run's own best, -1 where none.
-        top_logprobs: [N, T].
+        top_logprobs: float [N, T].
         entropy: [N], nats.
         logsumexp: [N].
-        support_logprobs: [N, S] at the trace's fixed support ids.
+        support_logprobs: float [N, S] at the trace's fixed support ids.
         log_tail_mass: [N], log of the mass outside the support's top ids.
         logits_hash: [N] int64.
         has_hash: [N] bool, false where the hash is null.
@@ -48,10 +51,10 @@ class RunColumns:
     rank: FloatArray | None = None
     tie_count: FloatArray | None = None
     top_token_ids: IdArray | None = None
-    top_logprobs: FloatArray | None = None
+    top_logprobs: NDArray[np.floating] | None = None
     entropy: FloatArray | None = None
     logsumexp: FloatArray | None = None
-    support_logprobs: FloatArray | None = None
+    support_logprobs: NDArray[np.floating] | None = None
     log_tail_mass: FloatArray | None = None
     logits_hash: IntArray | None = None
     has_hash: NDArray[np.bool_] | None = None
@@ -82,8 +85,8 @@ def run_columns(
     def floats(name: str) -> FloatArray | None:
         return _floats(table, name) if name in has else None
 
-    def lists(name: str, width: int | None) -> FloatArray | None:
-        return _lists(table[name], width, _NAN).astype(np.float64) if name in has else None
+    def lists(name: str, width: int | None) -> NDArray[np.floating] | None:
+        return _lists(table[name], width, _NAN) if name in has else None
 
     hashes = table["logits_hash"] if "logits_hash" in has else None
     best = table["top_token_ids"] if "top_token_ids" in has else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +19,7 @@ from trace_audit.diff.flips import TopChanges, top_changes
 from trace_audit.diff.floor import FloorBook, MeasuredFloor, gap_change_floor, with_floors
 from trace_audit.diff.hints import hints
 from trace_audit.diff.kl_metrics import kl_coverage
+from trace_audit.diff.metric import Metric
 from trace_audit.diff.metrics import MetricTable
 from trace_audit.diff.pair_rows import PairRows
 from trace_audit.diff.pair_structure import pair_structure
@@ -123,9 +125,14 @@ def _pair_summary(
     bitwise = unequal is not None and not unequal.any()
     refused = source.excess_refused(*names)
     check = exact_check(exact, pair.exact)
-    metrics = (
-        () if bitwise else table.metrics(changes, excess_refused=refused, exact=exact, check=check)
-    )
+    with ThreadPoolExecutor(max_workers=1) as beside:
+        # What needs no metric is found beside them.
+        worst = beside.submit(lambda: tuple(details.tokens(worst_rows(pair, NUM_WORST))))
+        buckets = beside.submit(position_buckets, pair, resampler)
+        hinted = beside.submit(hints, pair)
+        metrics: tuple[Metric, ...] = ()
+        if not bitwise:
+            metrics = table.metrics(changes, excess_refused=refused, exact=exact, check=check)
     metrics = with_bands(with_floors(metrics, floors), baseline, candidate)
     return PairSummary(
         baseline=baseline,
@@ -134,7 +141,7 @@ def _pair_summary(
         environment_differences=environment,
         warnings=(
             *identity.warnings(baseline, candidate, config, environment),
-            *hints(pair),
+            *hinted.result(),
             *exact_warnings(check),
         ),
         sequences=len(pair.sequences),
@@ -147,7 +154,7 @@ def _pair_summary(
         non_finite=int(pair.lost.sum()),
         effective_n=table.effective_n,
         design_effect=table.design_effect,
-        influence=influence(pair),
+        influence=influence(pair, table.sizes),
         metrics=metrics,
         kl_coverage=kl_coverage(pair),
         exact_check=None if bitwise else check,
@@ -155,8 +162,8 @@ def _pair_summary(
         first_difference=first_place(pair, (pair.delta != 0) if unequal is None else unequal),
         first_flip=None if changes is None else first_place(pair, changes.flip),
         first_non_finite=first_place(pair, pair.lost),
-        buckets=position_buckets(pair, resampler),
-        worst=tuple(details.tokens(worst_rows(pair, NUM_WORST))),
+        buckets=buckets.result(),
+        worst=worst.result(),
         floors=tuple(floor.summary for floor in floors),
         not_gated=why_not_gated(baseline, candidate),
         structure=None if bitwise else pair_structure(pair, resampler, metrics, candidate),
@@ -184,7 +191,7 @@ def _flip_summary(changes: TopChanges | None, details: TokenDetails) -> FlipSumm
         hard=None if changes.hard is None else int(changes.hard.sum()),
         tie_changes=int(changes.tie_change.sum()),
         expected=None if changes.expected is None else float(changes.expected.sum()),
-        scale=None if changes.scale is None else float(np.nanmedian(changes.scale)),
-        threshold=None if changes.threshold is None else float(np.nanmedian(changes.threshold)),
+        scale=changes.median_scale,
+        threshold=changes.median_threshold,
         examples=tuple(details.tokens(widest.tolist())),
     )

@@ -7,7 +7,8 @@ token (docs/metrics.md, "Intervals").
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from trace_audit.diff.intervals import (
     t_interval,
 )
 from trace_audit.diff.metric import Interval
-from trace_audit.diff.moments import Moments
+from trace_audit.diff.moments import Elementwise, Moments
 from trace_audit.diff.quantiles import quantile_interval
 
 MAX_T_GROUPS = 100
@@ -163,52 +164,51 @@ class GroupedTokens:
         """Groups with at least one token."""
         return int(np.count_nonzero(self.counts))
 
-    def moments(self, values: FloatArray | NDArray[np.bool_]) -> Moments:
-        """Of a finite value, or of an event, of each token: [N]."""
+    def moments(self, values: NDArray[Any], of: Elementwise | None = None) -> Moments:
+        """Of a finite value, or of an event, of each token: [N]; see :meth:`Moments.add`."""
         found = Moments(self._num_groups)
-        found.add(values, self._group)
+        found.add(values, self._group, of)
         return found
 
-    def mean(self, values: FloatArray) -> Estimate:
-        """Mean over tokens, a ratio of group sums (values float64 [N], N >= 1, finite)."""
-        return self._estimator.mean(self.moments(values))
+    def mean(self, values: NDArray[np.floating], of: Elementwise | None = None) -> Estimate:
+        """Mean over tokens, a ratio of group sums (values float [N], N >= 1, finite)."""
+        return self._estimator.mean(self.moments(values, of))
 
     def ratio(self, numerator: FloatArray, denominator: FloatArray) -> Estimate:
         """Sum over sum, paired by group (float64 [N] each; the denominator's sum is positive)."""
         return self._estimator.ratio(self.moments(numerator), self.moments(denominator))
 
-    def share(self, events: NDArray[np.bool_]) -> Estimate:
+    def share(self, events: NDArray[Any], of: Elementwise | None = None) -> Estimate:
         """Share of tokens with an event; exact binomial rules when events (or misses) are few."""
-        return self._estimator.share(self.moments(events))
+        return self._estimator.share(self.moments(events, of))
 
-    def bootstrap_ratio(self, numerator: FloatArray, denominator: FloatArray) -> Estimate:
+    def bootstrap_ratio(self, numerator: NDArray[Any], denominator: NDArray[Any]) -> Estimate:
         """Sum over sum, with a bootstrap interval whatever the number of groups."""
         return self._estimator.bootstrap_ratio(self.moments(numerator), self.moments(denominator))
 
-    def quantiles(self, values: FloatArray, levels: tuple[float, ...]) -> list[Estimate]:
-        """Quantiles of non-negative values (float64 [N]) with order-statistics intervals."""
-        ordered = np.sort(values)
+    def abs_quantiles(self, values: FloatArray, levels: tuple[float, ...]) -> list[Estimate]:
+        """Quantiles of the sizes of values (float64 [N]) with order-statistics intervals."""
+        ordered = np.abs(values)
+        ordered.sort()
         points = np.quantile(ordered, levels)
         if self.num_groups < 2:
             return [Estimate(value=float(point)) for point in points]
         found = []
         for level, point in zip(levels, points.tolist(), strict=True):
-            effect = self.design_effect(values > point)
-            effective_n = len(values) / (effect or 1.0)
+            above = self.moments(values, partial(_farther_than, point))
+            effective_n = len(values) / self._estimator.effect(above)
             bounds = quantile_interval(ordered, level, effective_n, self.num_groups)
             found.append(Estimate(value=point, interval=bounds, effective_n=effective_n))
         return found
-
-    def design_effect(self, values: FloatArray | NDArray[np.bool_]) -> float | None:
-        """Variance of the grouped mean over that of independent tokens, at least 1."""
-        if self.num_groups < 2:
-            return None
-        return self._estimator.effect(self.moments(values))
 
 
 def num_groups(tokens: Moments) -> int:
     """Groups with at least one token."""
     return int(np.count_nonzero(tokens.counts))
+
+
+def _farther_than(point: float, values: FloatArray) -> NDArray[np.bool_]:
+    return np.abs(values) > point
 
 
 def _standard_error(totals: FloatArray, counts: FloatArray, ratio: float, groups: int) -> float:

@@ -14,8 +14,8 @@ from trace_audit.diff.special import normal_cdf
 from trace_audit.diff.top_tokens import TopTokens
 
 _MAD_TO_SIGMA = 1.4826
-# Rows whose expectation is computed at once.
-CHUNK = 1 << 20
+# Rows whose expectation is computed at once: they stay in a core's cache.
+CHUNK = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,14 +39,15 @@ class TopChanges(TopTokens):
         with np.errstate(invalid="ignore"):  # one id alone is left by a filter on both sides
             change = self.candidate_gap - self.gap
         np.abs(change, out=change)
-        return change[np.isfinite(change) & self.known]
+        known = np.isfinite(change) & self.known
+        return change if known.all() else change[known]
 
     @property
     def scale(self) -> FloatArray | None:
         """s = max(1.4826 median |gap_B - gap_A|, u / 2) of each position: float64 [N]."""
         if not self._ulps or self.scatter is None:
             return None
-        return np.maximum(self.scatter, self._ulp_of(slice(None)) / 2)
+        return _scale(self.scatter, self._ulp_of(slice(None)))
 
     @property
     def threshold(self) -> FloatArray | None:
@@ -54,6 +55,20 @@ class TopChanges(TopTokens):
         if not self._ulps or self.scatter is None:
             return None
         return self._threshold_of(slice(None), self.scatter)
+
+    @property
+    def median_scale(self) -> float | None:
+        """Median of :attr:`scale` over the positions that have one."""
+        if not self._ulps or self.scatter is None:
+            return None
+        return float(np.mean(_scale(self.scatter, self._middle_ulps)))
+
+    @property
+    def median_threshold(self) -> float | None:
+        """Median of :attr:`threshold` over the positions that have one."""
+        if not self._ulps or self.scatter is None:
+            return None
+        return float(np.mean(self._threshold(self.scatter, self._middle_ulps)))
 
     @cached_property
     def hard(self) -> NDArray[np.bool_] | None:
@@ -105,12 +120,19 @@ class TopChanges(TopTokens):
 
     def _ulp_of(self, rows: slice | IntArray) -> FloatArray:
         """Coarser unit of some rows, of which one is known."""
-        ulp: FloatArray = np.fmax.reduce([ulp[rows].astype(np.float64) for ulp in self._ulps])
+        ulp: FloatArray = np.fmax(self._ulps[0][rows], self._ulps[-1][rows], dtype=np.float64)
         return ulp
 
+    @cached_property
+    def _middle_ulps(self) -> FloatArray:
+        """Middle values of the coarser unit; what grows with it has its median there."""
+        return _middle(np.fmax(self._ulps[0], self._ulps[-1]))
+
     def _threshold_of(self, rows: slice | IntArray, scatter: float) -> FloatArray:
-        ulp = self._ulp_of(rows)
-        wide: FloatArray = np.maximum(3 * np.maximum(scatter, ulp / 2), 2 * ulp)
+        return self._threshold(scatter, self._ulp_of(rows))
+
+    def _threshold(self, scatter: float, ulp: FloatArray) -> FloatArray:
+        wide: FloatArray = np.maximum(3 * _scale(scatter, ulp), 2 * ulp)
         return np.maximum(wide, self.gap_floor)
 
     @cached_property
@@ -128,11 +150,30 @@ class TopChanges(TopTokens):
             return "the candidate does not state the dtype of its logits"
         if self.baseline_ulp is None:
             return "the baseline does not state the dtype of its logits"
-        finer = np.fmin(self.baseline_ulp, self.candidate_ulp).astype(np.float64)
-        if float(np.nanmedian(finer)) > self.scatter / 2:
+        finer = _middle(np.fmin(self.baseline_ulp, self.candidate_ulp))
+        if float(np.mean(finer)) > self.scatter / 2:
             # The median gap change is then a step of the grid, whatever the noise is.
             return "gaps move by steps of both runs' logits, so their noise is not known"
         return None
+
+
+def _scale(scatter: float, ulp: FloatArray) -> FloatArray:
+    scale: FloatArray = np.maximum(scatter, ulp / 2)
+    return scale
+
+
+def _middle(values: NDArray[np.floating]) -> FloatArray:
+    """The value in the middle of those that are not NaN, or the two: float64 [1 or 2].
+
+    NaN if all are.
+    """
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return np.array([np.nan])
+    middle = np.unique([(len(known) - 1) // 2, len(known) // 2])
+    known.partition(middle)
+    found: FloatArray = known[middle].astype(np.float64)
+    return found
 
 
 def _rounded_flips(gap: FloatArray, scatter: float, unit: FloatArray) -> FloatArray:

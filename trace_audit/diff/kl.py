@@ -14,15 +14,17 @@ terms alone are a lower bound.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trace_audit.diff.columns import FloatArray, IdArray, RunColumns
+from trace_audit.diff.columns import FloatArray, IdArray, IntArray, RunColumns
 from trace_audit.storage.schema import SUPPORT_TOP_K
 
 HEAVY_TAIL_RATIO = 4.0
+# Positions whose numbers stay in a core's cache.
+_AT_ONCE = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +32,16 @@ class FixedSupport:
     """What a run says at the support: S ids a position, of which the first k are the top.
 
     Attributes:
-        logprobs: float64 [N, S].
+        logprobs: float [N, S].
         log_tail: float64 [N], log of the mass outside the top k ids.
     """
 
-    logprobs: FloatArray
+    logprobs: NDArray[np.floating]
     log_tail: FloatArray
+
+    def at(self, rows: slice | IntArray) -> FixedSupport:
+        """At some of the positions."""
+        return FixedSupport(logprobs=self.logprobs[rows], log_tail=self.log_tail[rows])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,31 +97,58 @@ def fixed_support_kl(
         support_token_ids: int32 [N, S], -1 where none.
         num_top: k, leading ids that are the record run's best; the rest are draws.
     """
-    no_support = (support_token_ids < 0).any(axis=1) | (support_token_ids.shape[1] <= num_top)
+    pieces = []
+    for start in range(0, max(len(support_token_ids), 1), _AT_ONCE):
+        rows = slice(start, start + _AT_ONCE)
+        runs = (x.at(rows), y.at(rows), record.at(rows))
+        pieces.append(_terms(runs, support_token_ids[rows], num_top))
+    names = [field.name for field in fields(KLTerms)]
+    return KLTerms(**{n: np.concatenate([getattr(piece, n) for piece in pieces]) for n in names})
+
+
+def _terms(
+    runs: tuple[FixedSupport, FixedSupport, FixedSupport], support_token_ids: IdArray, num_top: int
+) -> KLTerms:
+    """KL(X || Y) at some positions from what X, Y and the record run have there."""
+    x, y, record = runs
+    draws = support_token_ids.shape[1] - num_top
+    no_support = any_in_row(support_token_ids < 0) | (draws <= 0)
+    top_x, top_y = (_float64(run.logprobs[:, :num_top]) for run in (x, y))
+    # A draw is a row here: numpy is slow on rows of a few numbers.
+    drawn_x, drawn_y, drawn_record = (
+        FixedSupport(logprobs=_float64(run.logprobs[:, num_top:].T), log_tail=run.log_tail)
+        for run in runs
+    )
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        top = _phi_terms(x.logprobs[:, :num_top], y.logprobs[:, :num_top]).sum(axis=1)
-        bucket = _phi_terms(x.log_tail, y.log_tail)
-        drawn = slice(num_top, None)
-        tail = _tail_terms(
-            FixedSupport(logprobs=x.logprobs[:, drawn], log_tail=x.log_tail[:, None]),
-            FixedSupport(logprobs=y.logprobs[:, drawn], log_tail=y.log_tail[:, None]),
-            FixedSupport(logprobs=record.logprobs[:, drawn], log_tail=record.log_tail[:, None]),
-        )
-        draws = support_token_ids.shape[1] - num_top
-        estimate = top + bucket + tail.sum(axis=1) / max(draws, 1)
+        lower_bound = _phi_terms(top_x, top_y).sum(axis=1) + _phi_terms(x.log_tail, y.log_tail)
+        tail = _tail_terms(drawn_x, drawn_y, drawn_record)
+        estimate = lower_bound + tail.sum(axis=0) / max(draws, 1)
         heavy = x.log_tail > record.log_tail + np.log(HEAVY_TAIL_RATIO)
     non_finite = ~no_support & np.isnan(estimate)
     return KLTerms(
         estimate=np.where(no_support, np.nan, estimate),
-        lower_bound=np.where(no_support | non_finite, np.nan, top + bucket),
+        lower_bound=np.where(no_support | non_finite, np.nan, lower_bound),
         no_support=no_support,
         non_finite=non_finite,
         heavy_tail=heavy & ~no_support,
     )
 
 
+def _float64(values: NDArray[np.floating]) -> FloatArray:
+    return np.ascontiguousarray(values, dtype=np.float64)
+
+
+def any_in_row(marked: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Rows of [N, S] with a mark, of which most batches have none: bool [N]."""
+    rows = np.zeros(len(marked), dtype=np.bool_)
+    if marked.any():
+        np.any(marked, axis=1, out=rows)
+    return rows
+
+
 def _phi(d: FloatArray) -> FloatArray:
-    phi = np.expm1(-d)
+    phi = np.negative(d)
+    np.expm1(phi, out=phi)
     phi += d
     return phi
 
@@ -128,7 +161,7 @@ def _phi_terms(log_x: FloatArray, log_y: FloatArray) -> FloatArray:
 
 
 def _tail_terms(x: FixedSupport, y: FixedSupport, record: FixedSupport) -> FloatArray:
-    """t_X r_X phi(ln r_X/r_Y) of each draw: [N, m]."""
+    """t_X r_X phi(ln r_X/r_Y) of each draw: [m, N]."""
     log_weight_x = x.logprobs - record.logprobs + record.log_tail
     # t_X r_Y: what is left of a term when x(v) is zero.
     log_weight_y = y.logprobs - record.logprobs + record.log_tail + x.log_tail - y.log_tail
@@ -137,7 +170,10 @@ def _tail_terms(x: FixedSupport, y: FixedSupport, record: FixedSupport) -> Float
 
 
 def _at_zeros(
-    terms: FloatArray, log_x: FloatArray, log_y: FloatArray, log_left: FloatArray
+    terms: FloatArray,
+    log_x: NDArray[np.floating],
+    log_y: NDArray[np.floating],
+    log_left: FloatArray,
 ) -> FloatArray:
     """The terms, with their limits where a probability is zero; ``log_left`` is left of x = 0."""
     zero_x, zero_y = log_x == -np.inf, log_y == -np.inf

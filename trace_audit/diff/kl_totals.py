@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from trace_audit.diff.batches import AlignedBatch
 from trace_audit.diff.columns import FloatArray, IdArray, RunColumns
-from trace_audit.diff.kl import FixedSupport, KLTerms, fixed_support, fixed_support_kl
+from trace_audit.diff.kl import FixedSupport, KLTerms, any_in_row, fixed_support, fixed_support_kl
 from trace_audit.diff.moments import Moments
 from trace_audit.diff.pair_rows import PairRows
 from trace_audit.diff.run_rows import RunRows
@@ -170,4 +170,4 @@ def _support(run: RunColumns | None) -> FixedSupport:
 
 def _sound(x: FixedSupport) -> NDArray[np.bool_]:
     """Positions where the distribution itself has no NaN: bool [N]."""
-    return ~(np.isnan(x.logprobs).any(axis=1) | np.isnan(x.log_tail))
+    return ~(any_in_row(np.isnan(x.logprobs)) | np.isnan(x.log_tail))

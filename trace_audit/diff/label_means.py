@@ -47,7 +47,7 @@ class LabelMeans:
         top = batch.baseline.top_logprobs
         if self.confidence is None or self.buckets is None or top is None or not top.shape[1]:
             return
-        best = top[finite, 0]
+        best = top[finite, 0].astype(np.float64)
         confidence = np.exp(best)
         found = np.searchsorted(SLICE_EDGES, confidence, side="right")
         self.confidence.add(np.where(np.isnan(best), -1, found), size, group)

@@ -14,7 +14,7 @@ from trace_audit.diff.bootstrap import Resampler
 from trace_audit.diff.catalog import CATALOG, absent, metric
 from trace_audit.diff.columns import FloatArray
 from trace_audit.diff.distribution_means import DRIFTS
-from trace_audit.diff.estimators import Estimate, Estimator, GroupedTokens
+from trace_audit.diff.estimators import Estimate, Estimator, GroupedTokens, num_groups
 from trace_audit.diff.exact_kl import NOT_ASKED, ExactKL, exact_metrics
 from trace_audit.diff.flips import TopChanges
 from trace_audit.diff.intervals import clipped
@@ -33,6 +33,7 @@ class MetricTable:
     """Computes the table of one pair.
 
     Attributes:
+        sizes: |delta| of the finite rows.
         design_effect: Of mean |delta|; None with one group or no finite row.
         effective_n: Finite rows over the design effect.
     """
@@ -42,10 +43,11 @@ class MetricTable:
         self.pair = pair
         self._resampler = resampler
         self.design_effect: float | None = None
-        size = np.abs(pair.finite_values(pair.delta))
-        if len(size):
-            self.design_effect = self.grouped(pair.finite).design_effect(size)
-        self.effective_n = None if self.design_effect is None else len(size) / self.design_effect
+        self.effective_n: float | None = None
+        self.sizes = self.grouped(pair.finite).moments(pair.finite_values(pair.delta), np.abs)
+        if num_groups(self.sizes) > 1:
+            self.design_effect = self._estimator().effect(self.sizes)
+            self.effective_n = self.sizes.size / self.design_effect
 
     def metrics(
         self,
@@ -93,13 +95,13 @@ class MetricTable:
     def _delta_metrics(self) -> Iterable[Metric]:
         tokens = self.grouped(self.pair.finite)
         delta = self.pair.finite_values(self.pair.delta)
-        size = np.abs(delta)
+        largest = max(abs(float(delta.min())), abs(float(delta.max())))
         yield metric("delta.mean", tokens.mean(delta))
-        yield metric("abs.mean", tokens.mean(size))
-        yield metric("delta.rms", _transformed(tokens.mean(delta**2), np.sqrt, minimum=0.0))
-        yield from _quantile_metrics(tokens, size, "abs", tuple(_QUANTILES))
-        yield metric("abs.max", Estimate(value=float(size.max())), note="grows with the tokens")
-        yield metric("delta.equal", tokens.share(delta == 0))
+        yield metric("abs.mean", self._estimator().mean(self.sizes))
+        yield metric("delta.rms", _transformed(tokens.mean(delta, np.square), np.sqrt, minimum=0.0))
+        yield from _quantile_metrics(tokens, delta, "abs", tuple(_QUANTILES))
+        yield metric("abs.max", Estimate(value=largest), note="grows with the tokens")
+        yield metric("delta.equal", tokens.share(delta, lambda some: some == 0))
         yield self._unequal_rows()
 
     def _unequal_rows(self) -> Metric:
@@ -113,20 +115,19 @@ class MetricTable:
         pair = self.pair
         tokens = self.grouped(pair.finite)
         delta = pair.finite_values(pair.delta)
-        yield metric("tme", tokens.mean(np.exp(np.abs(delta))))
-        ratio = np.exp(delta)
-        yield metric("ratio.outside", tokens.share((ratio < 0.9) | (ratio > 1.1)))
-        del ratio
-        yield metric("ppl.ratio", _transformed(tokens.mean(-delta), np.exp))
-        logprob = pair.finite_values(pair.baseline_logprob)
-        yield metric("ppl.baseline", _transformed(tokens.mean(-logprob), np.exp))
-        change = np.exp(logprob)
-        logprob = pair.finite_values(pair.candidate_logprob)
-        yield metric("ppl.candidate", _transformed(tokens.mean(-logprob), np.exp))
-        change = np.exp(logprob) - change
-        del logprob
-        yield metric("dp.rms", _transformed(tokens.mean(change**2), np.sqrt, minimum=0.0))
-        yield from _quantile_metrics(tokens, np.abs(change), "dp", ("p50", "p99"))
+        yield metric("tme", tokens.mean(delta, lambda some: np.exp(np.abs(some))))
+        yield metric("ratio.outside", tokens.share(delta, _ratio_is_outside))
+        yield metric("ppl.ratio", _transformed(tokens.mean(delta, np.negative), np.exp))
+        baseline = pair.finite_values(pair.baseline_stored)
+        candidate = pair.finite_values(pair.candidate_stored)
+        yield metric("ppl.baseline", _transformed(tokens.mean(baseline, _negative_double), np.exp))
+        yield metric(
+            "ppl.candidate", _transformed(tokens.mean(candidate, _negative_double), np.exp)
+        )
+        change = np.exp(candidate, dtype=np.float64)
+        change -= np.exp(baseline, dtype=np.float64)
+        yield metric("dp.rms", _transformed(tokens.mean(change, np.square), np.sqrt, minimum=0.0))
+        yield from _quantile_metrics(tokens, change, "dp", ("p50", "p99"))
 
     def _distribution_metrics(self) -> Iterable[Metric]:
         found, estimator = self.pair.means.found, self._estimator()
@@ -176,22 +177,34 @@ class MetricTable:
 def _excess(tokens: GroupedTokens, changes: TopChanges) -> Metric:
     if changes.expected is None:
         return absent("flip.excess", str(changes.why_no_expected))
-    flips, expected = changes.flip[changes.known], changes.expected[changes.known]
+    flips, expected = changes.flip, changes.expected
+    if not changes.known.all():
+        flips, expected = flips[changes.known], expected[changes.known]
     total = float(expected.sum())
     if total < _MIN_EXPECTED_FLIPS:
         reason = f"needs {_MIN_EXPECTED_FLIPS:.0f} expected flips, noise explains {total:.2g}"
         return absent("flip.excess", reason)
-    return metric("flip.excess", tokens.bootstrap_ratio(flips.astype(np.float64), expected))
+    return metric("flip.excess", tokens.bootstrap_ratio(flips, expected))
 
 
 def _quantile_metrics(
     tokens: GroupedTokens, values: FloatArray, prefix: str, names: tuple[str, ...]
 ) -> Iterable[Metric]:
-    estimates = tokens.quantiles(values, tuple(_QUANTILES[name] for name in names))
+    estimates = tokens.abs_quantiles(values, tuple(_QUANTILES[name] for name in names))
     for name, estimate in zip(names, estimates, strict=True):
         scarce = name == "p99_9" and (estimate.effective_n or 0) < _TAIL_TOKENS
         note = f"under {_TAIL_TOKENS:,} effective tokens" if scarce else None
         yield replace(metric(f"{prefix}.{name}", estimate, note=note), not_gated=note)
+
+
+def _ratio_is_outside(delta: FloatArray) -> BoolArray:
+    """Of the candidate's probability to the baseline's: outside 0.9 to 1.1."""
+    ratio = np.exp(delta)
+    return (ratio < 0.9) | (ratio > 1.1)
+
+
+def _negative_double(values: NDArray[np.float32]) -> FloatArray:
+    return np.negative(values, dtype=np.float64)
 
 
 def _transformed(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
+Elementwise = Callable[[NDArray[Any]], NDArray[Any]]
+"""Floats or flags [n] of as many values."""
 
 # Few enough that what is made of them stays in a core's cache.
 _AT_ONCE = 65_536
@@ -41,16 +44,20 @@ class Moments:
         """Mean squared deviation from the mean, of at least one token."""
         return self._squares / self.size
 
-    def add(self, values: NDArray[Any], group: NDArray[np.integer]) -> None:
+    def add(
+        self, values: NDArray[Any], group: NDArray[np.integer], of: Elementwise | None = None
+    ) -> None:
         """Adds tokens, some at a time.
 
         Args:
-            values: float64 or bool [n], finite.
+            values: float or bool [n], finite.
             group: int [n], in [0, G).
+            of: Makes of some values those that are added, so that they are never all in memory.
         """
         for start in range(0, len(values), _AT_ONCE):
             piece = slice(start, start + _AT_ONCE)
-            self._add(values[piece].astype(np.float64, copy=False), group[piece])
+            added = values[piece] if of is None else of(values[piece])
+            self._add(added.astype(np.float64, copy=False), group[piece])
 
     def _add(self, values: FloatArray, group: NDArray[np.integer]) -> None:
         total = float(values.sum())
@@ -59,7 +66,7 @@ class Moments:
         self._merge(len(values), total, float(squares.sum()))
         # A batch has few of the groups, next to each other as a rule.
         first = int(group.min())
-        local = group - first
+        local = np.subtract(group, first, dtype=np.intp)
         sums = np.bincount(local, weights=values)
         self.totals[first : first + len(sums)] += sums
         self.counts[first : first + len(sums)] += np.bincount(local)
@@ -88,12 +95,16 @@ class LabelledMoments:
         """Adds tokens; those labelled -1 belong nowhere.
 
         Args:
-            labels: int [n], -1 or more.
+            labels: int [n], -1 to 32,000.
             values: float64 [n], finite where the label is not -1.
             group: int [n].
         """
-        for label in np.flatnonzero(np.bincount(labels + 1)[1:]).tolist():
-            inside = labels == label
+        # Of integers this short, a stable sort is one by radix.
+        order = np.argsort(labels.astype(np.int16), kind="stable")
+        values, group = values[order], group[order]
+        ends = np.cumsum(np.bincount(labels + 1))
+        for label in np.flatnonzero(np.diff(ends)).tolist():
+            inside = slice(ends[label], ends[label + 1])
             found = self._found.setdefault(label, Moments(self._num_groups))
             found.add(values[inside], group[inside])
 

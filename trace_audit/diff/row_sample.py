@@ -86,7 +86,7 @@ class SampleCollector:
 def _sampled(columns: RunColumns, local: IntArray) -> SampledRun:
     support = fixed_support(columns)
     if support is not None:
-        support = FixedSupport(logprobs=support.logprobs[local], log_tail=support.log_tail[local])
+        support = support.at(local)
     return SampledRun(logprob=columns.logprob[local], support=support)
 
 
@@ -95,7 +95,7 @@ def _joined(parts: list[SampledRun]) -> SampledRun:
     support = None
     if len(supports) == len(parts):
         support = FixedSupport(
-            logprobs=np.concatenate([s.logprobs for s in supports]),
+            logprobs=np.concatenate([s.logprobs for s in supports]).astype(np.float64),
             log_tail=np.concatenate([s.log_tail for s in supports]),
         )
     return SampledRun(logprob=np.concatenate([p.logprob for p in parts]), support=support)

@@ -46,6 +46,7 @@ class RunRows:
         reader: Gives the rows.
         first_row: int64 [S + 1], the run's row that each sequence starts at.
         packed: A bit for each of the M tokens that the run has; None if it has all.
+        in_order: Whether its rows are in the order of the trace's tokens.
         non_finite: Flat indices of the tokens whose logprob is not finite: int64 [B].
         non_finite_logprob: Their logprobs: float64 [B].
         columns: Names of the nullable columns that are not all null.
@@ -58,6 +59,7 @@ class RunRows:
     reader: TokenReader
     first_row: IntArray
     packed: NDArray[np.uint8] | None
+    in_order: bool
     non_finite: IntArray
     non_finite_logprob: FloatArray
     columns: frozenset[str]
@@ -107,6 +109,7 @@ def run_rows(
         reader=reader,
         first_row=np.concatenate([[0], np.cumsum(location.rows_of)]),
         packed=None if location.has.all() else np.packbits(location.has),
+        in_order=location.in_order,
         non_finite=np.concatenate(location.bad_flat),
         non_finite_logprob=np.concatenate(location.bad_logprob),
         columns=_present(reader),
@@ -128,9 +131,10 @@ class _Location:
         self.rows_of = np.zeros(len(trace.sequence_ids), dtype=np.int64)
         self.bad_flat: list[IntArray] = []
         self.bad_logprob: list[FloatArray] = []
+        self.in_order = True
         self._trace = trace
         self._name = name
-        self._last_sequence = -1
+        self._last_sequence = self._last_flat = -1
         self._renamed: str | None = None
         self._tokens = (0, "")
         self._moved: str | None = None
@@ -210,7 +214,10 @@ class _Location:
 
     def _duplicates(self, flat: IntArray) -> None:
         again = flat[self.has[flat]]
-        if not (np.diff(flat) > 0).all():
+        rising = bool((np.diff(flat) > 0).all())
+        self.in_order &= rising and int(flat[0]) > self._last_flat
+        self._last_flat = int(flat[-1])
+        if not rising:
             ordered = np.sort(flat)
             again = np.concatenate([again, ordered[1:][np.diff(ordered) == 0]])
         if len(again):

@@ -52,7 +52,8 @@ def worst_share(kl: FloatArray | None) -> float | None:
     if not total > 0:
         return None
     count = max(1, round(WORST_SHARE * len(values)))
-    return float(np.partition(values, len(values) - count)[-count:].sum()) / total
+    values.partition(len(values) - count)
+    return float(values[-count:].sum()) / total
 
 
 def _slices(

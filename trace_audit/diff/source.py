@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -125,12 +126,18 @@ class AuditSource:
             InvalidComparisonError: They cannot be compared.
             AuditDirError: A run is unknown or damaged.
         """
+        record = RECORD if RECORD in self.audit.run_names() else None
+        trace, names = self.trace, (baseline, candidate, record, referee)
+        with ThreadPoolExecutor() as threads:
+            # Checksums and keys of one run are read beside those of another.
+            named = [name for name in dict.fromkeys(names) if name is not None]
+            rows = dict(zip(named, threads.map(self.rows, named), strict=True))
         return pair_rows(
-            self.trace,
-            self.rows(baseline),
-            self.rows(candidate),
-            record=self.rows(RECORD) if RECORD in self.audit.run_names() else None,
-            referee=None if referee is None else self.rows(referee),
+            trace,
+            rows[baseline],
+            rows[candidate],
+            record=None if record is None else rows[record],
+            referee=None if referee is None else rows[referee],
         )
 
     def trace_identity(self) -> TraceIdentity:

@@ -12,7 +12,7 @@ from trace_audit.diff.bootstrap import Resampler
 from trace_audit.diff.columns import FloatArray, IntArray
 from trace_audit.diff.estimators import Estimator
 from trace_audit.diff.intervals import clipped
-from trace_audit.diff.moments import LabelledMoments
+from trace_audit.diff.moments import LabelledMoments, Moments
 from trace_audit.diff.pair_rows import PairRows
 from trace_audit.diff.summary import Influence, Place, PositionBucket
 
@@ -93,32 +93,40 @@ def position_buckets(pair: AlignedPair, resampler: Resampler) -> tuple[PositionB
 
 def worst_rows(pair: AlignedPair, count: int) -> list[int]:
     """Rows by falling |delta|; non-finite candidate rows first, equal ones in trace order."""
-    size = np.where(pair.finite, np.abs(pair.delta), np.inf)
-    return [row for row in largest_rows(size, count) if size[row] > 0]
+    rows, sizes = [], []
+    for piece in pair.pieces():
+        size = np.where(pair.finite[piece], np.abs(pair.delta[piece]), np.inf)
+        found = largest_rows(size, count)
+        rows.append(piece.start + found)
+        sizes.append(size[found])
+    row, size = np.concatenate(rows), np.concatenate(sizes)
+    found = largest_rows(size, count)
+    return [int(i) for i in row[found][size[found] > 0]]
 
 
-def largest_rows(values: FloatArray, count: int) -> list[int]:
+def largest_rows(values: FloatArray, count: int) -> IntArray:
     """Indices of the largest values (float64 [N], no NaN), falling, equal ones in order."""
     rows = np.arange(len(values))
     if count < len(values):
         rows = np.flatnonzero(values >= np.partition(values, len(values) - count)[-count])
     order = np.argsort(-values[rows], kind="stable")[:count]
-    return [int(row) for row in rows[order]]
+    return rows[order]
 
 
-def influence(pair: AlignedPair) -> Influence | None:
-    """The group whose removal moves mean |delta| most; None with one group or no difference."""
-    size = np.abs(pair.delta[pair.finite])
-    if not len(size) or not size.any() or len(pair.group_ids) < 2:
+def influence(pair: PairRows, sizes: Moments) -> Influence | None:
+    """The group whose removal moves mean |delta| most; None with one group or no difference.
+
+    Args:
+        pair: The rows.
+        sizes: |delta| of the finite ones.
+    """
+    if not sizes.total > 0 or len(pair.group_ids) < 2:
         return None
-    group = pair.group[pair.finite]
-    totals = np.bincount(group, weights=size, minlength=len(pair.group_ids))
-    counts = np.bincount(group, minlength=len(pair.group_ids))
-    rest = np.maximum(len(size) - counts, 1)
-    moved = np.abs(totals - size.mean() * counts) / rest
+    rest = np.maximum(sizes.size - sizes.counts, 1)
+    moved = np.abs(sizes.totals - sizes.mean * sizes.counts) / rest
     most = int(np.argmax(moved))
     return Influence(
         group_id=pair.group_ids[most],
-        share=float(totals[most] / size.sum()),
-        token_share=float(counts[most] / len(size)),
+        share=float(sizes.totals[most] / sizes.total),
+        token_share=float(sizes.counts[most] / sizes.size),
     )

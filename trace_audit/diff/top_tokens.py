@@ -109,14 +109,17 @@ def logprob_at(ids: IdArray, run: RunColumns, support_token_ids: IdArray) -> Flo
         float64 [N], NaN where the id is in neither list.
     """
     found = np.full(len(ids), np.nan)
-    lists = [(support_token_ids, run.support_logprobs), (run.top_token_ids, run.top_logprobs)]
+    left = np.flatnonzero(ids >= 0)
+    # The best few first: nearly all are among them.
+    lists = [(run.top_token_ids, run.top_logprobs), (support_token_ids, run.support_logprobs)]
     for list_ids, logprobs in lists:
-        if list_ids is None or logprobs is None or not list_ids.shape[1]:
+        if list_ids is None or logprobs is None or not list_ids.shape[1] or not len(left):
             continue
-        match = (list_ids == ids[:, None]) & (ids[:, None] >= 0)
+        match = list_ids[left] == ids[left, None]
         column = np.argmax(match, axis=1)
-        inside = np.flatnonzero(match[np.arange(len(ids)), column])
-        found[inside] = logprobs[inside, column[inside]]
+        inside = match[np.arange(len(left)), column]
+        found[left[inside]] = logprobs[left[inside], column[inside]]
+        left = left[~inside]
     return found
 
 
@@ -140,7 +143,9 @@ def _best_two(run: RunColumns) -> tuple[IdArray, FloatArray]:
     missing = max(0, 2 - ids.shape[1]), max(0, 2 - logprobs.shape[1])
     return (
         np.pad(ids[:, :2], ((0, 0), (0, missing[0])), constant_values=-1),
-        np.pad(logprobs[:, :2], ((0, 0), (0, missing[1])), constant_values=np.nan),
+        np.pad(
+            logprobs[:, :2].astype(np.float64), ((0, 0), (0, missing[1])), constant_values=np.nan
+        ),
     )
 
 

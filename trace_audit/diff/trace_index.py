@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from trace_audit.storage.trace import TraceSequence
+    from trace_audit.storage.trace import TraceTokens
 
 
 class TraceReader(Protocol):
     """A stored trace (``trace_audit.storage.trace_file.TraceFile``)."""
 
-    def sequences(self) -> Iterator[TraceSequence]:
-        """Every sequence, in order."""
+    def tokens(self) -> Iterator[TraceTokens]:
+        """The tokens of every sequence, in order."""
 
     def support(self, ranges: Sequence[range]) -> Iterator[NDArray[np.int32]]:
         """Support ids of ascending ranges of sequences: int32 [T, 24] each, -1 where none."""
@@ -84,7 +84,7 @@ def trace_index(reader: TraceReader, *, temperature: float | None = None) -> Tra
     ids, groups, sources, prompts = [], [], [], []
     tokens: list[NDArray[np.int32]] = []
     masks: list[NDArray[np.bool_] | None] = []
-    for sequence in reader.sequences():
+    for sequence in reader.tokens():
         ids.append(sequence.sequence_id)
         groups.append(sequence.group_id)
         sources.append(sequence.source)

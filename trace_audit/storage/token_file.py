@@ -14,7 +14,8 @@ from trace_audit.storage.schema import TOKENS_SCHEMA
 from trace_audit.storage.tables import StoredTable
 
 _ORDER = ("sequence_index", "step")
-_PIECE_ROWS = 262_144
+# As many as are decoded at once: nothing is copied together.
+_PIECE_ROWS = 16_384
 
 
 class TokenFile:

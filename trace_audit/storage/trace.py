@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +18,8 @@ _DIGEST_TAG = b"trace-audit trace 1\n"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TraceSequence:
-    """One sequence of the trace: prompt, the tokens to score, and where to measure KL.
+class TraceTokens:
+    """The tokens of one sequence of the trace: prompt, and the ones to score.
 
     Attributes:
         sequence_id: Unique in the trace.
@@ -26,10 +27,7 @@ class TraceSequence:
         prompt_token_ids: int32 [P].
         output_token_ids: int32 [T].
         score_mask: bool [T], false where a token is context only; None if all are scored.
-        finish_reason: Why the sequence ended.
         source: "greedy", "sampled" or "imported".
-        support_token_ids: int32 [T, 24], the record run's 20 best ids and 4 draws from its own
-            tail, -1 where there is none.
     """
 
     sequence_id: str
@@ -37,8 +35,23 @@ class TraceSequence:
     prompt_token_ids: NDArray[np.int32]
     output_token_ids: NDArray[np.int32]
     score_mask: NDArray[np.bool_] | None
-    finish_reason: str
     source: str
+
+
+TOKEN_COLUMNS = tuple(field.name for field in fields(TraceTokens))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceSequence(TraceTokens):
+    """One sequence of the trace with where to measure KL.
+
+    Attributes:
+        finish_reason: Why the sequence ended.
+        support_token_ids: int32 [T, 24], the record run's 20 best ids and 4 draws from its own
+            tail, -1 where there is none.
+    """
+
+    finish_reason: str
     support_token_ids: NDArray[np.int32]
 
     def __post_init__(self) -> None:
@@ -108,6 +121,16 @@ def trace_table(sequences: Sequence[TraceSequence]) -> pa.Table:
     )
 
 
+def trace_tokens(table: pa.Table) -> list[TraceTokens]:
+    """The tokens of the sequences of a table with `TOKEN_COLUMNS`.
+
+    Raises:
+        ValueError: A mask is not as long as the output.
+    """
+    columns = {name: table[name].combine_chunks() for name in TOKEN_COLUMNS}
+    return [TraceTokens(**_tokens(columns, row)) for row in range(table.num_rows)]
+
+
 def trace_sequences(table: pa.Table) -> list[TraceSequence]:
     """The sequences of a table in `TRACE_SCHEMA`.
 
@@ -119,22 +142,35 @@ def trace_sequences(table: pa.Table) -> list[TraceSequence]:
 
 
 def _sequence(columns: dict[str, pa.Array], row: int) -> TraceSequence:
-    output = int32_array(columns["output_token_ids"][row].values)
+    tokens = _tokens(columns, row)
     support = _support(columns["support_token_ids"][row].values)
-    mask = columns["score_mask"][row]
-    score_mask = np.array(mask.values, dtype=np.bool_) if mask.is_valid else None
-    if len(support) != len(output) or (score_mask is not None and len(score_mask) != len(output)):
-        raise ValueError(f"row {row} has lists of other lengths than its output")
+    _check_length(row, support, tokens["output_token_ids"])
     return TraceSequence(
-        sequence_id=columns["sequence_id"][row].as_py(),
-        group_id=columns["group_id"][row].as_py(),
-        prompt_token_ids=int32_array(columns["prompt_token_ids"][row].values),
-        output_token_ids=output,
-        score_mask=score_mask,
+        **tokens,
         finish_reason=columns["finish_reason"][row].as_py(),
-        source=columns["source"][row].as_py(),
         support_token_ids=support,
     )
+
+
+def _tokens(columns: dict[str, pa.Array], row: int) -> dict[str, Any]:
+    """Fields of :class:`TraceTokens`."""
+    output, mask = int32_array(columns["output_token_ids"][row].values), columns["score_mask"][row]
+    score_mask = np.array(mask.values, dtype=np.bool_) if mask.is_valid else None
+    if score_mask is not None:
+        _check_length(row, score_mask, output)
+    return {
+        "sequence_id": columns["sequence_id"][row].as_py(),
+        "group_id": columns["group_id"][row].as_py(),
+        "prompt_token_ids": int32_array(columns["prompt_token_ids"][row].values),
+        "output_token_ids": output,
+        "score_mask": score_mask,
+        "source": columns["source"][row].as_py(),
+    }
+
+
+def _check_length(row: int, values: NDArray[np.generic], output: NDArray[np.int32]) -> None:
+    if len(values) != len(output):
+        raise ValueError(f"row {row} has lists of other lengths than its output")
 
 
 def _support(rows: pa.ListArray) -> NDArray[np.int32]:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from trace_audit.errors import AuditDirError
 from trace_audit.storage.schema import NUM_SUPPORT, TRACE_SCHEMA
 from trace_audit.storage.tables import StoredTable
 from trace_audit.storage.token_file import pieces
-from trace_audit.storage.trace import TraceDigest, TraceSequence, int32_array, trace_sequences
+from trace_audit.storage.trace import (
+    TOKEN_COLUMNS,
+    TraceDigest,
+    TraceSequence,
+    TraceTokens,
+    int32_array,
+    trace_sequences,
+    trace_tokens,
+)
 
 # Sequences decoded at once: a support of 24 ids a token makes them the widest rows of an audit.
 _SEQUENCES = 32
+_Row = TypeVar("_Row", bound=TraceTokens)
 
 
 class TraceFile:
@@ -43,20 +54,36 @@ class TraceFile:
                 trace is not the one that was recorded.
         """
         digest = TraceDigest()
-        ranges = pieces(self._stored.num_rows, _SEQUENCES)
-        for table in self._stored.slices(ranges, TRACE_SCHEMA.names, batch_rows=_SEQUENCES):
-            try:
-                sequences = trace_sequences(table)
-            except ValueError as error:
-                raise AuditDirError(f"{self._path} is damaged: {error}.") from error
-            for sequence in sequences:
-                digest.update(sequence)
-                yield sequence
+        for sequence in self._rows(TRACE_SCHEMA.names, trace_sequences):
+            digest.update(sequence)
+            yield sequence
         if digest.hexdigest() != self._digest:
             raise AuditDirError(
                 f"{self._path} is not the trace that audit.json names.",
                 hint="Files of two audits were mixed; copy the whole directory again.",
             )
+
+    def tokens(self) -> Iterator[TraceTokens]:
+        """The tokens of every sequence, without the support, which is most of the file.
+
+        The digest of the content is over the support too, so it is not held to audit.json here;
+        the file's own sha256 in audit.json was.
+
+        Raises:
+            AuditDirError: The file cannot be read, or a mask is not as long as its output.
+        """
+        return self._rows(TOKEN_COLUMNS, trace_tokens)
+
+    def _rows(
+        self, columns: Sequence[str], made: Callable[[pa.Table], list[_Row]]
+    ) -> Iterator[_Row]:
+        ranges = pieces(self._stored.num_rows, _SEQUENCES)
+        for table in self._stored.slices(ranges, columns, batch_rows=_SEQUENCES):
+            try:
+                rows = made(table)
+            except ValueError as error:
+                raise AuditDirError(f"{self._path} is damaged: {error}.") from error
+            yield from rows
 
     def support(self, ranges: Sequence[range]) -> Iterator[NDArray[np.int32]]:
         """Support ids of ascending ranges of sequences: int32 [T, 24] each, -1 where none."""
