@@ -20,6 +20,7 @@ from trace_audit.models.compiled import compile_layers
 from trace_audit.models.experts import apply_moe_backend, check_expert_widths, experts_backend
 from trace_audit.models.packed_linear import can_pack, pack_linears
 from trace_audit.models.quantization import NOT_QUANTIZED, Quantized, quantize
+from trace_audit.models.routing import ExpertChoices, Routing, capture_choices, routing_of
 
 _PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 _ALIGNMENT = 64  # bytes, of what torch allocates on a CPU
@@ -42,6 +43,8 @@ class LoadedModel:
         quantized: what was done to the linear layers.
         checkpoint: how the checkpoint was quantized before; None for a plain one.
         compiled: whether the decoder layers are compiled.
+        routing: the whole model's routers; None where it has none.
+        choices: what those of this rank's layers choose; None where that is not recorded.
     """
 
     model: torch.nn.Module
@@ -55,6 +58,8 @@ class LoadedModel:
     quantized: Quantized = NOT_QUANTIZED
     checkpoint: str | None = None
     compiled: bool = False
+    routing: Routing | None = None
+    choices: ExpertChoices | None = None
 
     @property
     def layers(self) -> list[LayerSpec]:
@@ -158,6 +163,8 @@ def load_model(
         quantized, linear = linears_applied(
             model, device, dtype, quantization=quantization, may_pack=not compiled
         )
+        routing = routing_of(model)
+        choices = capture_choices(model, routing)
         forward = causal_forward(model, has_head=True)
         with running(checkpoint, dtype, device):
             attention.probe(model, range(num_layers(config)), forward)
@@ -178,6 +185,8 @@ def load_model(
         quantized=quantized,
         checkpoint=checkpoint,
         compiled=compiled,
+        routing=routing,
+        choices=choices,
     )
 
 
