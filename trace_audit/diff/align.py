@@ -21,6 +21,7 @@ from trace_audit.diff.kl_totals import KLCollector, PairKL
 from trace_audit.diff.label_means import LabelMeans
 from trace_audit.diff.pair_rows import PairRows, pair_rows
 from trace_audit.diff.read_ahead import read_ahead
+from trace_audit.diff.router_totals import RouterCollector, RouterTotals
 from trace_audit.diff.row_sample import RowSample, SampleCollector
 from trace_audit.diff.run_rows import RunRows
 from trace_audit.diff.top_tokens import TopCollector, TopTokens
@@ -42,6 +43,8 @@ class AlignedPair(PairRows):
         kl: Sums of KL in both directions, where they can be had.
         means: Sums of what is only averaged.
         labels: Mean |delta| by kind of token.
+        router: Choices of experts; why they cannot be compared, or None where neither model has
+            routers.
         differences: Which stored columns differ; None where nobody asked.
         constants: Columns that have one value at every row.
         spread: Some rows, evenly spaced.
@@ -55,6 +58,7 @@ class AlignedPair(PairRows):
     kl: PairKL
     means: DistributionMeans
     labels: LabelMeans
+    router: RouterTotals | str | None
     differences: RowDifferences | None
     constants: tuple[Constant, ...]
     spread: RowSample
@@ -115,13 +119,13 @@ def reduced(
     """
     logprobs = _Logprobs(rows)
     tops, kl = TopCollector(rows), KLCollector(rows)
-    means, labels = DistributionMeans(rows), LabelMeans(rows)
+    means, labels, router = DistributionMeans(rows), LabelMeans(rows), RouterCollector(rows)
     constants, spread = ConstantCollector(), SampleCollector(_evenly_spaced(len(rows)))
     found = DifferenceCollector(rows) if differences else None
     exact = None if exact_rows is None else SampleCollector(exact_rows)
     asked = [collector for collector in (found, exact) if collector is not None]
     for batch in read_ahead(aligned_batches(rows)):
-        for collector in (logprobs, tops, kl, means, labels, constants, spread, *asked):
+        for collector in (logprobs, tops, kl, means, labels, router, constants, spread, *asked):
             collector.add(batch)
     return AlignedPair(
         **{field.name: getattr(rows, field.name) for field in fields(PairRows)},
@@ -132,6 +136,7 @@ def reduced(
         kl=kl.result(),
         means=means,
         labels=labels,
+        router=router.result(),
         differences=None if found is None else found.result(),
         constants=constants.result(),
         spread=spread.result(),
