@@ -98,7 +98,9 @@ class OutputBuffer:
         self._expert_ids = []
         return found
 
-    def collect(self, requests: list[Request], expert_ids: ExpertIds | None) -> list[RequestOutput]:
+    def collect(
+        self, requests: list[Request], expert_ids: ExpertIds | None = None
+    ) -> list[RequestOutput]:
         """Bring everything to the host, one output a request, and empty the buffer.
 
         Args:
