@@ -140,6 +140,15 @@ class OwnExperts(torch.nn.Module):
         return hidden
 
 
+def test_routers_that_choose_different_numbers_give_a_reason(checkpoint, device):
+    harness = Harness.make(checkpoint("mixtral"), device)
+    harness.loaded.model.model.layers[2].mlp.gate.top_k = 1
+    routing = routing_of(harness.loaded.model)
+    assert routing is not None
+    assert "do not all choose as many" in str(routing.reason)
+    assert loader.capture_choices(harness.loaded.model, routing) is None
+
+
 def test_experts_that_are_not_told_who_is_chosen_give_a_reason():
     model = torch.nn.ModuleDict({"layers": torch.nn.ModuleList([OwnExperts(), OwnExperts()])})
     routing = routing_of(model)

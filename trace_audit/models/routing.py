@@ -16,7 +16,6 @@ from weakref import WeakValueDictionary
 import torch
 
 _NUMBER = "trace_audit_layer"
-_NOT_TOLD = "the model's experts are not told which of them were chosen"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +42,15 @@ def routing_of(model: torch.nn.Module) -> Routing | None:
     found = _experts(model)
     if not found:
         return None
-    layers = tuple(layer for layer, _ in found)
+    layers = [layer for layer, _ in found]
     counts = {_num_experts(module) for _, module in found}
     reason = None
     if not all(_takes_choices(module) for _, module in found):
-        reason = _NOT_TOLD
+        reason = "the model's experts are not told which of them were chosen"
     elif len(set(layers)) < len(layers) or -1 in layers:
         reason = "the model has not one router in a layer"
-    elif len(counts) > 1:
-        reason = "the model's routers choose from different numbers of experts"
+    elif len(counts) > 1 or len(_chosen(model)) > 1:
+        reason = "the model's routers do not all choose as many of as many experts"
     return Routing(layers=tuple(sorted(set(layers))), num_experts=max(counts), reason=reason)
 
 
@@ -159,6 +158,12 @@ def _experts(model: torch.nn.Module) -> list[tuple[int, torch.nn.Module]]:
 def _num_experts(module: torch.nn.Module) -> int:
     count = getattr(module, "num_experts", None)
     return count if isinstance(count, int) else max(int(p.shape[0]) for p in module.parameters())
+
+
+def _chosen(model: torch.nn.Module) -> set[int]:
+    """How many experts a call gets, as modules say it that know."""
+    found = (getattr(module, "top_k", None) for module in model.modules())
+    return {top_k for top_k in found if isinstance(top_k, int)}
 
 
 def _takes_choices(module: torch.nn.Module) -> bool:

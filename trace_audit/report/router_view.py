@@ -93,5 +93,4 @@ def _mark(x: float, slot: float, layer: RouterLayer, top: float) -> Mark:
         height=rounded(BOTTOM - y),
         css="router",
         title=f"layer {layer.layer}: {share} {interval(layer.interval, 'share')}".rstrip(),
-        label=share,
     )
