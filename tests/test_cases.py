@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.diff.synthetic import model_audit, run_info
+from tests.diff.synthetic import FakeAudit, model_audit, run_info
 from tests.tiny import VOCABULARY, Harness, random_prompts, save_tokenizer
 from trace_audit.diff.compare import compare
 from trace_audit.diff.source import AuditSource
+from trace_audit.storage.trace import TraceSequence
 
 ROOT = Path(__file__).parent.parent
 
@@ -80,6 +81,15 @@ HELD: dict[int, tuple[str, ...]] = {
     14: (
         "tests/test_cases.py::test_14_no_logprob_is_positive_in_half_precision",
         "tests/storage/test_prompts.py::test_positive_logprobs_are_warned_about",
+    ),
+    # Routers that choose other experts make large deltas.
+    23: (
+        "tests/test_cases.py::test_23_noise_in_one_layers_router_is_seen_at_that_layer",
+        "tests/test_router_end_to_end.py::"
+        "test_bf16_flips_routers_and_the_report_splits_delta_by_it",
+        "tests/test_router_end_to_end.py::test_a_healthy_rerun_chooses_the_same_experts",
+        "tests/engine/test_routing.py::test_decode_and_prefill_store_what_the_router_chose",
+        "tests/diff/test_router.py::test_by_hand",
     ),
     # A baseline from another machine condemned a good build.
     25: (
@@ -197,6 +207,70 @@ def test_14_no_logprob_is_positive_in_half_precision(checkpoint, device, dtype):
         assert output.logprob.max() <= 0
         assert output.top_logprobs.max() <= 0
         assert output.support_logprobs[output.support_token_ids >= 0].max() <= 0
+
+
+@pytest.mark.parametrize("layer", [0, 2, 3])
+def test_23_noise_in_one_layers_router_is_seen_at_that_layer(checkpoint, device, layer):
+    """No layer before it can choose otherwise; what is behind it may."""
+    prompts = random_prompts([7, 12, 20, 9])
+    healthy = Harness.make(checkpoint("qwen3-moe"), device)
+    recorded = healthy.record(prompts, 24)
+    noisy = Harness.make(checkpoint("qwen3-moe"), device)
+    router = noisy.loaded.model.model.layers[layer].mlp.gate
+    with torch.no_grad():
+        noise = torch.randn(router.weight.shape, generator=torch.Generator().manual_seed(0))
+        router.weight += 0.05 * noise.to(device)
+    runs = {
+        "record": recorded,
+        "again": Harness.make(checkpoint("qwen3-moe"), device).replay(prompts, recorded),
+        "noisy": noisy.replay(prompts, recorded),
+    }
+    source = AuditSource(cast(Any, engine_audit(prompts, runs, healthy.loaded.routing)))
+    again = compare(source, "record", "again").summary
+    assert again.bitwise
+    assert again.router is not None
+    assert again.router.changed == 0
+    summary = compare(source, "record", "noisy").summary
+    router = summary.router
+    assert router is not None
+    assert router.first_layer == layer
+    shares = {one.layer: one.share for one in router.layers}
+    assert all(share == 0 for before, share in shares.items() if before < layer)
+    assert 0.01 < shares[layer] < 0.5
+    changed, same = (summary.metric(f"router.abs_{kind}") for kind in ("changed", "same"))
+    assert changed is not None
+    assert same is not None
+    assert changed.value is not None
+    assert same.value is not None
+    # Tokens whose own routers agree see what others left in keys and values.
+    assert changed.value > same.value
+
+
+def engine_audit(prompts: list[list[int]], runs: dict[str, Any], routing: Any) -> FakeAudit:
+    """An audit of what engines returned; its trace is the record's."""
+    from dataclasses import asdict
+
+    from trace_audit.run_tables import shard_table
+
+    sequences = [
+        TraceSequence(
+            sequence_id=output.request_id,
+            group_id=output.request_id,
+            prompt_token_ids=np.array(prompt, dtype=np.int32),
+            output_token_ids=output.token_ids,
+            score_mask=None,
+            finish_reason="length",
+            source="greedy",
+            support_token_ids=output.support_token_ids,
+        )
+        for prompt, output in zip(prompts, runs["record"], strict=True)
+    ]
+    tables = {
+        name: shard_table(outputs, range(len(prompts))).drop_columns(["support_token_ids"])
+        for name, outputs in runs.items()
+    }
+    infos = {name: run_info(name) | {"routing": asdict(routing)} for name in runs}
+    return FakeAudit(sequences=sequences, tables=tables, infos=infos)
 
 
 def test_27_another_chat_template_is_another_tokenizer_and_other_ids(tmp_path):

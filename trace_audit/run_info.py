@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from trace_audit.acceptance import acceptance
@@ -53,6 +54,7 @@ def run_info(
         "num_kv_blocks": opened.built.num_kv_blocks,
         "logprobs": "raw" if scored.is_raw else "processed",
         "capabilities": {"statistics": "exact"},
+        "routing": None if opened.loaded.routing is None else asdict(opened.loaded.routing),
         "acceptance": acceptance(writer.counters()),
         "resumed_shards": resumed_shards,
         "timing": {

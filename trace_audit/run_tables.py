@@ -9,11 +9,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trace_audit.engine.request import PHASES, RequestOutput
-from trace_audit.storage.schema import SHARD_SCHEMA
+from trace_audit.storage.schema import OPTIONAL_FIELDS, SHARD_SCHEMA, with_optional
 
 
 def shard_table(outputs: Sequence[RequestOutput], sequence_indices: Sequence[int]) -> pa.Table:
     """Rows of one shard, sorted by (sequence_index, step), in `SHARD_SCHEMA`.
+
+    What the model's routers chose stands behind it, where it has any.
 
     Args:
         outputs: one a sequence, in trace order.
@@ -62,14 +64,17 @@ def _sequence_table(output: RequestOutput, index: int) -> pa.Table:
         "chunk_start": output.chunk_start,
         "support_token_ids": _lists(output.support_token_ids),
     }
+    if output.expert_ids.shape[1]:
+        columns["expert_ids"] = _lists(output.expert_ids.reshape(count, -1))
+    schema = with_optional(SHARD_SCHEMA, columns, OPTIONAL_FIELDS)
     return pa.table(
         [
             pa.array(columns[f.name], f.type)
             if isinstance(columns[f.name], np.ndarray)
             else columns[f.name].cast(f.type)
-            for f in SHARD_SCHEMA
+            for f in schema
         ],
-        schema=SHARD_SCHEMA,
+        schema=schema,
     )
 
 

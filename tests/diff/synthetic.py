@@ -54,6 +54,10 @@ class TableRows:
     def num_rows(self) -> int:
         return len(self.table)
 
+    @property
+    def column_names(self) -> list[str]:
+        return self.table.column_names
+
     def slices(self, ranges: Sequence[range], columns: Sequence[str]) -> Iterator[pa.Table]:
         for rows in ranges:
             yield self.table.slice(rows.start, len(rows)).select(columns)

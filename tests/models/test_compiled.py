@@ -10,7 +10,8 @@ import torch
 import torch._inductor.config
 from torch._dynamo.utils import counters
 
-from tests.tiny import Harness, engine_config, random_prompts
+import trace_audit.models.loader as loader
+from tests.tiny import Harness, differing_columns, engine_config, random_prompts
 from trace_audit.engine.build import build_engine
 from trace_audit.errors import ConfigError, ModelError
 from trace_audit.model_check import check_model
@@ -82,6 +83,25 @@ def test_layers_that_cannot_be_a_graph_are_refused(checkpoint, device):
     with pytest.raises(ModelError, match="Qwen3MoeForCausalLM cannot be compiled") as caught:
         harness(checkpoint("qwen3-moe"), device, compiled=True, moe_backend="eager")
     assert "batched_mm" in str(caught.value.hint)
+
+
+@pytest.mark.slow
+def test_compiled_layers_tell_their_experts_at_no_bit(checkpoint, device, monkeypatch):
+    how = {"compiled": True, "moe_backend": "batched_mm", "dtype": torch.bfloat16}
+    recorded = harness(checkpoint("qwen3-moe"), device, compiled=False).record(PROMPTS, 6)
+    counters.clear()
+    looked = harness(checkpoint("qwen3-moe"), device, **how)
+    graphs = counters["stats"]["unique_graphs"]
+    assert graphs <= 4  # a dense layer and one with experts, for a token and for more
+    replayed = looked.replay(PROMPTS, recorded)
+    assert len(set(looked.launches)) > 3
+    assert counters["stats"]["unique_graphs"] == graphs
+    calls = [(a.expert_ids != b.expert_ids).any(2) for a, b in zip(recorded, replayed, strict=True)]
+    assert np.concatenate(calls).mean() < 0.1
+    torch._dynamo.reset()
+    monkeypatch.setattr(loader, "capture_choices", lambda model, routing: None)
+    blind = harness(checkpoint("qwen3-moe"), device, **how).replay(PROMPTS, recorded)
+    assert differing_columns(replayed, blind) == {"expert_ids"}
 
 
 def test_a_cpu_without_a_compiler_is_refused():

@@ -15,6 +15,7 @@ from trace_audit.storage.schema import (
     EXACT_KL_SCHEMA,
     FORMAT_VERSION,
     FULL_LOGPROBS_SCHEMA,
+    OPTIONAL_FIELDS,
     SHARD_SCHEMA,
     TRACE_SCHEMA,
     VOCABULARY_SCHEMA,
@@ -30,6 +31,10 @@ SCHEMAS = [SHARD_SCHEMA, TRACE_SCHEMA, VOCABULARY_SCHEMA, FULL_LOGPROBS_SCHEMA, 
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_every_column_is_documented(schema) -> None:  # type: ignore[no-untyped-def]
     assert set(schema.names) <= NAMED
+
+
+def test_every_optional_column_is_documented() -> None:
+    assert {field.name for field in OPTIONAL_FIELDS} <= NAMED
 
 
 def test_every_key_of_audit_json_is_documented() -> None:

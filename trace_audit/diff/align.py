@@ -22,6 +22,7 @@ from trace_audit.diff.kl_totals import KLCollector, PairKL
 from trace_audit.diff.label_means import LabelMeans
 from trace_audit.diff.pair_rows import PairRows, pair_rows
 from trace_audit.diff.read_ahead import each_in_turn
+from trace_audit.diff.router_totals import RouterCollector, RouterTotals
 from trace_audit.diff.row_sample import RowSample, SampleCollector
 from trace_audit.diff.run_rows import RunRows
 from trace_audit.diff.top_tokens import TopCollector, TopTokens
@@ -45,6 +46,8 @@ class AlignedPair(PairRows):
         kl: Sums of KL in both directions, where they can be had.
         means: Sums of what is only averaged.
         labels: Mean |delta| by kind of token.
+        router: Choices of experts; why they cannot be compared, or None where neither model has
+            routers.
         differences: Which stored columns differ; None where nobody asked.
         constants: Columns that have one value at every row.
         spread: Some rows, evenly spaced.
@@ -58,6 +61,7 @@ class AlignedPair(PairRows):
     kl: PairKL
     means: DistributionMeans
     labels: LabelMeans
+    router: RouterTotals | str | None
     differences: RowDifferences | None
     constants: tuple[Constant, ...]
     spread: RowSample
@@ -118,11 +122,11 @@ def reduced(
     """
     logprobs = _Logprobs(rows)
     tops, kl = TopCollector(rows), KLCollector(rows)
-    means, labels = DistributionMeans(rows), LabelMeans(rows)
+    means, labels, router = DistributionMeans(rows), LabelMeans(rows), RouterCollector(rows)
     constants, spread = ConstantCollector(), SampleCollector(_evenly_spaced(len(rows)))
     found = DifferenceCollector(rows) if differences else None
     exact = None if exact_rows is None else SampleCollector(exact_rows)
-    collectors = (kl, tops, labels, logprobs, means, constants, spread, found, exact)
+    collectors = (kl, tops, labels, logprobs, means, router, constants, spread, found, exact)
     each_in_turn(aligned_batches(rows), [c.add for c in collectors if c is not None])
     return AlignedPair(
         **{field.name: getattr(rows, field.name) for field in fields(PairRows)},
@@ -133,6 +137,7 @@ def reduced(
         kl=kl.result(),
         means=means,
         labels=labels,
+        router=router.result(),
         differences=None if found is None else found.result(),
         constants=constants.result(),
         spread=spread.result(),

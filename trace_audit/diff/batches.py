@@ -22,13 +22,14 @@ from trace_audit.diff.columns import (
     run_columns,
 )
 from trace_audit.diff.pair_rows import PairRows
-from trace_audit.diff.run_rows import RunRows
+from trace_audit.diff.run_rows import STATISTICS, RunRows
 from trace_audit.diff.trace_index import TraceIndex
-from trace_audit.storage.schema import NUM_SUPPORT, TOKENS_SCHEMA
+from trace_audit.storage.schema import NUM_SUPPORT
 
 # Tokens of the trace in a batch; a longer sequence is a batch of its own.
 BATCH_TOKENS = 16_384
-_ALL = tuple(field.name for field in TOKENS_SCHEMA if field.nullable)
+# Wide, and of no use but side by side.
+_OF_SIDES = frozenset({"expert_ids"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,7 @@ class AlignedBatch:
 def aligned_batches(
     pair: PairRows,
     *,
-    columns: Collection[str] = _ALL,
+    columns: Collection[str] = STATISTICS,
     sides_only: bool = False,
     sequences: Sequence[int] | None = None,
 ) -> Iterator[AlignedBatch]:
@@ -78,7 +79,8 @@ def aligned_batches(
 
     Args:
         pair: Which rows.
-        columns: Nullable columns that are read of those that a run has.
+        columns: Nullable columns that are read of those that a run has; of record and referee
+            without the experts that they chose.
         sides_only: Read neither record and referee nor the support, whose ids are all -1 then.
         sequences: Ascending indices of the sequences that are read, a batch each. None: all.
     """
@@ -87,7 +89,11 @@ def aligned_batches(
     record, referee = (None, None) if sides_only else (pair.record_run, pair.referee_run)
     used = (pair.baseline_run, pair.candidate_run, record, referee)
     runs = {run.name: run for run in used if run is not None}
-    tables = {name: _tables(run, columns, ranges) for name, run in runs.items()}
+    sides = (pair.baseline_name, pair.candidate_name)
+    tables = {
+        name: _tables(run, columns if name in sides else set(columns) - _OF_SIDES, ranges)
+        for name, run in runs.items()
+    }
     supports = None if sides_only else trace.reader.support(ranges)
     for sequence_range in ranges:
         chosen = _chosen(pair, sequence_range)
@@ -133,7 +139,7 @@ def _ranges(pair: PairRows) -> list[range]:
 def _tables(run: RunRows, columns: Collection[str], ranges: Sequence[range]) -> Iterator[pa.Table]:
     """A run's rows of each range of sequences."""
     rows = [range(int(run.first_row[r.start]), int(run.first_row[r.stop])) for r in ranges]
-    read = [name for name in TOKENS_SCHEMA.names if name in run.columns and name in columns]
+    read = [name for name in STATISTICS if name in run.columns and name in columns]
     return run.reader.slices(rows, ["sequence_index", "step", "logprob", *read])
 
 

@@ -8,13 +8,14 @@ from dataclasses import replace
 from trace_audit.diff.catalog_distribution import DISTRIBUTION
 from trace_audit.diff.catalog_forced import FORCED
 from trace_audit.diff.catalog_rl import RL
+from trace_audit.diff.catalog_router import ROUTER
 from trace_audit.diff.estimators import Estimate
 from trace_audit.diff.intervals import clipped
 from trace_audit.diff.metric import Metric
 from trace_audit.diff.metric_info import MetricInfo
 from trace_audit.errors import UsageError
 
-CATALOG: dict[str, MetricInfo] = {**FORCED, **DISTRIBUTION, **RL}
+CATALOG: dict[str, MetricInfo] = {**FORCED, **DISTRIBUTION, **ROUTER, **RL}
 
 
 def metric_info(name: str) -> MetricInfo:

@@ -21,6 +21,9 @@ IntArray = NDArray[np.int64]
 IdArray = NDArray[np.int32]
 
 _NAN, _NO_ID = pa.scalar(np.nan), pa.scalar(-1, pa.int32())
+NO_EXPERT = 65_535
+"""In the place of an expert's id that is missing."""
+_NO_EXPERT = pa.scalar(NO_EXPERT, pa.uint16())
 _LAUNCH = ("launch_tokens", "launch_requests", "chunk_start")
 
 
@@ -45,6 +48,8 @@ class RunColumns:
         has_hash: [N] bool, false where the hash is null.
         launch: [N, 3]: tokens, requests and chunk start of the launch.
         phase: [N] int8, index into ``PHASES``, -1 where none.
+        expert_ids: [N, L * k] uint16, what the router of each of L layers chose, ascending;
+            `NO_EXPERT` where missing.
     """
 
     logprob: FloatArray
@@ -60,6 +65,7 @@ class RunColumns:
     has_hash: NDArray[np.bool_] | None = None
     launch: FloatArray | None = None
     phase: NDArray[np.int8] | None = None
+    expert_ids: NDArray[np.uint16] | None = None
 
     def take(self, rows: IntArray) -> RunColumns:
         """The same columns at some rows, in that order."""
@@ -73,7 +79,7 @@ def run_columns(
     """Statistics of rows of tokens.parquet.
 
     Args:
-        table: Columns of ``trace_audit.storage.schema.TOKENS_SCHEMA``, "logprob" and any others.
+        table: Columns of tokens.parquet, "logprob" and any others.
         num_support: Support ids a position, S.
         present: Columns that the run has, in other rows if not in these. None: the columns of the
             table that are not all null.
@@ -104,6 +110,7 @@ def run_columns(
         has_hash=None if hashes is None else hashes.is_valid().to_numpy(),
         launch=_launch(table) if has.issuperset(_LAUNCH) else None,
         phase=_phase(table["phase"]) if "phase" in has else None,
+        expert_ids=_lists(table["expert_ids"], None, _NO_EXPERT) if "expert_ids" in has else None,
     )
 
 

@@ -25,6 +25,7 @@ from trace_audit.diff.pair_rows import PairRows
 from trace_audit.diff.pair_structure import pair_structure
 from trace_audit.diff.profiles import PROFILE_FLOOR_FACTOR
 from trace_audit.diff.referee import judged_by
+from trace_audit.diff.router_metrics import router_summary
 from trace_audit.diff.scoring import check_referee as check_scoring_of
 from trace_audit.diff.scoring import why_not_gated
 from trace_audit.diff.source import AuditSource
@@ -167,6 +168,7 @@ def _pair_summary(
         floors=tuple(floor.summary for floor in floors),
         not_gated=why_not_gated(baseline, candidate),
         structure=None if bitwise else pair_structure(pair, resampler, metrics, candidate),
+        router=router_summary(pair, resampler, table.design_effect),
     )
 
 

@@ -10,6 +10,7 @@ from trace_audit.diff.align import AlignedPair
 from trace_audit.diff.batches import AlignedBatch, aligned_batches
 from trace_audit.diff.columns import FloatArray, RunColumns
 from trace_audit.diff.flips import TopChanges
+from trace_audit.diff.router_totals import RouterTotals
 from trace_audit.diff.source import AuditSource, SequenceTokens
 from trace_audit.diff.structure import place
 from trace_audit.diff.summary import TokenDiff, TopChange, TopToken
@@ -82,6 +83,9 @@ class TokenDetails:
             candidate_top=self._top(candidate, at),
             phase=_phase(candidate, at),
             launch=_launch(candidate, at),
+            routers_changed=(
+                int(pair.router.changed[row]) if isinstance(pair.router, RouterTotals) else None
+            ),
         )
 
     def _context(self, text: SequenceTokens, step: int) -> tuple[str, str]:

@@ -93,6 +93,8 @@ def _result(pair: PairSummary, gate: Gate, gating: Gating) -> GateResult:
     measured = any(one.pairs for one in pair.floors) if pair.bitwise else floor is not None
     if gating.requires_floor and not measured:
         return replace(result, outcome="invalid", reason=f"{NO_FLOOR}, and one is required")
+    if metric is None and not pair.bitwise:
+        return replace(result, outcome="invalid", reason="neither run's model has a router")
     if metric is None:
         # A bitwise pair has no table: nothing differs, whatever was to be measured.
         return replace(result, passing_bound=info.neutral)

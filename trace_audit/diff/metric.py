@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-MetricSection = Literal["logprob", "probability", "distribution", "kl", "top1", "rl"]
+MetricSection = Literal["logprob", "probability", "distribution", "kl", "top1", "router", "rl"]
 FloorKind = Literal["rerun", "batch"]
 
 

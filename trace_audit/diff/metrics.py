@@ -20,6 +20,7 @@ from trace_audit.diff.flips import TopChanges
 from trace_audit.diff.intervals import clipped
 from trace_audit.diff.kl_metrics import kl_metrics, why_not_sampled
 from trace_audit.diff.rl import rl_metrics
+from trace_audit.diff.router_metrics import router_metrics
 from trace_audit.diff.summary import Interval, Metric
 
 BoolArray = NDArray[np.bool_]
@@ -57,7 +58,7 @@ class MetricTable:
         exact: ExactKL | str = NOT_ASKED,
         check: ExactCheck | None = None,
     ) -> tuple[Metric, ...]:
-        """Every metric of the catalog, in its order.
+        """Every metric of the catalog, in its order; those of routers where there are any.
 
         Args:
             changes: Changes of the best token, where they are known.
@@ -69,7 +70,11 @@ class MetricTable:
             reason = "every candidate logprob is non-finite"
             if not self.pair.lost.all():
                 reason = "no token has a finite logprob on both sides"
-            return tuple(absent(name, reason) for name in CATALOG)
+            return tuple(
+                absent(name, reason)
+                for name, info in CATALOG.items()
+                if info.section != "router" or self.pair.router is not None
+            )
         rows = [
             *self._delta_metrics(),
             *self._probability_metrics(),
@@ -77,6 +82,7 @@ class MetricTable:
             *exact_metrics(self.grouped, len(self.pair), exact, check),
             *self._distribution_metrics(),
             *self._top_metrics(changes),
+            *router_metrics(self.pair, self.grouped, self._estimator()),
             *rl_metrics(self.pair, self.grouped, why_not_sampled(self.pair)),
         ]
         order = list(CATALOG)

@@ -15,6 +15,7 @@ from trace_audit.diff.slices import (
     confidence_slices,
     launch_slices,
     phase_slices,
+    router_slices,
     worst_share,
 )
 from trace_audit.diff.summary import RunIdentity
@@ -47,5 +48,6 @@ def pair_structure(
         phases=phase_slices(pair, resampler),
         launches=launch_slices(pair, resampler),
         confidence=confidence_slices(pair, resampler),
+        routers=router_slices(pair, resampler),
         worst_kl_share=worst_share(pair.kl.estimate),
     )

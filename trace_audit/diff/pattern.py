@@ -73,6 +73,8 @@ class Structure:
         phases: By the candidate's phase; empty if it has none.
         launches: By the tokens of the candidate's launch, in powers of two.
         confidence: By the baseline's probability of its own best token.
+        routers: By the number of layers whose router chose other experts; empty where that is not
+            known.
         worst_kl_share: Part of the summed KL in the worst 1 % of tokens; None without KL.
     """
 
@@ -83,3 +85,4 @@ class Structure:
     launches: tuple[Slice, ...]
     confidence: tuple[Slice, ...]
     worst_kl_share: float | None
+    routers: tuple[Slice, ...] = ()

@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 
 from trace_audit.config.scoring import Distribution
 from trace_audit.diff.columns import FloatArray, IntArray, integers, present_columns
+from trace_audit.diff.routing import RunRouting
 from trace_audit.diff.trace_index import TraceIndex
 from trace_audit.errors import InvalidComparisonError
-from trace_audit.storage.schema import TOKENS_SCHEMA
+from trace_audit.storage.schema import OPTIONAL_FIELDS, TOKENS_SCHEMA
 
 _KEYS = ("sequence_index", "sequence_id", "step", "position", "token_id")
-_STATISTICS = tuple(field.name for field in TOKENS_SCHEMA if field.nullable)
+STATISTICS = tuple(field.name for field in (*TOKENS_SCHEMA, *OPTIONAL_FIELDS) if field.nullable)
+"""Columns that a run may be without."""
 
 # Where a column that a run has shows as a rule.
 _FEW_ROWS = 64
@@ -29,6 +31,10 @@ class TokenReader(Protocol):
     @property
     def num_rows(self) -> int:
         """Rows of the run."""
+
+    @property
+    def column_names(self) -> Sequence[str]:
+        """Columns of the run, null in every row or not."""
 
     def slices(self, ranges: Sequence[range], columns: Sequence[str]) -> Iterator[pa.Table]:
         """Rows of ascending ranges, a table each."""
@@ -53,6 +59,8 @@ class RunRows:
         logit_dtype: dtype of the logits ("float32", "bfloat16", "float16"), where known.
         subset: Sequence ids of a run restricted on purpose; None if it is whole.
         distribution: What its logprobs are of, where known.
+        routing: The routers whose choices it stores, or why it does not; None where its model has
+            none.
     """
 
     name: str
@@ -66,6 +74,7 @@ class RunRows:
     logit_dtype: str | None = None
     subset: tuple[str, ...] | None = None
     distribution: Distribution | None = None
+    routing: RunRouting | str | None = None
 
     def lacks(self, wanted: NDArray[np.bool_]) -> IntArray:
         """Flat indices of the wanted tokens (bool [M]) that the run has no row of."""
@@ -83,6 +92,7 @@ def run_rows(
     logit_dtype: str | None = None,
     subset: Collection[str] | None = None,
     distribution: Distribution | None = None,
+    routing: RunRouting | str | None = None,
 ) -> RunRows:
     """Locates a run's rows in the trace.
 
@@ -93,6 +103,7 @@ def run_rows(
         logit_dtype: dtype of its logits, where known.
         subset: Sequence ids it was restricted to; None if it is whole.
         distribution: What its logprobs are of, where known.
+        routing: See :class:`RunRows`.
 
     Raises:
         InvalidComparisonError: A row is not of this trace: unknown or renamed sequence, a step
@@ -116,6 +127,7 @@ def run_rows(
         logit_dtype=logit_dtype,
         subset=None if subset is None else tuple(subset),
         distribution=distribution,
+        routing=routing,
     )
 
 
@@ -266,9 +278,10 @@ def _shift_hint(trace: TraceIndex, name: str, reader: TokenReader) -> str:
 def _present(reader: TokenReader) -> frozenset[str]:
     """Nullable columns with a value; each is read until it has one."""
     few = range(min(_FEW_ROWS, reader.num_rows))
-    (first,) = reader.slices([few], _STATISTICS)
+    statistics = [name for name in STATISTICS if name in reader.column_names]
+    (first,) = reader.slices([few], statistics)
     found = present_columns(first)
-    rest = [name for name in _STATISTICS if name not in found]
+    rest = [name for name in statistics if name not in found]
     return found | {
         name for name in rest if any(present_columns(t) for t in reader.pieces((name,)))
     }

@@ -11,11 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from trace_audit.diff.align import AlignedPair
 from trace_audit.diff.batches import aligned_batches
 from trace_audit.diff.columns import FloatArray, RunColumns
 from trace_audit.diff.compare import Comparison
 from trace_audit.diff.flips import TopChanges
 from trace_audit.diff.read_ahead import read_ahead
+from trace_audit.diff.router_totals import RouterTotals
 from trace_audit.errors import AuditDirError
 
 _ROW_GROUP = 131_072
@@ -28,6 +30,7 @@ _REPEATED = [
     "flip",
     "hard_flip",
     "tie_change",
+    "routers_changed",
 ]
 _SCHEMA = pa.schema(
     [
@@ -50,6 +53,7 @@ _SCHEMA = pa.schema(
         ("baseline_top1", pa.int32()),
         ("candidate_top1", pa.int32()),
         ("kl_contribution", pa.float64()),
+        ("routers_changed", pa.int32()),
     ]
 )
 
@@ -82,6 +86,7 @@ def diff_tables(comparison: Comparison) -> Iterator[pa.Table]:
             "kl_contribution": _numbers(
                 None if pair.kl.estimate is None else pair.kl.estimate[rows]
             ),
+            "routers_changed": _routers_changed(pair, rows),
             **({} if changes is None else _changes(changes, rows)),
         }
         arrays = [columns.get(field.name) for field in _SCHEMA]
@@ -161,6 +166,12 @@ def _changes(changes: TopChanges, rows: slice) -> dict[str, pa.Array | None]:
         "margin": _numbers(changes.gap[rows]),
         "candidate_margin": _numbers(changes.candidate_gap[rows]),
     }
+
+
+def _routers_changed(pair: AlignedPair, rows: slice) -> pa.Array | None:
+    if not isinstance(pair.router, RouterTotals):
+        return None
+    return pa.array(pair.router.changed[rows], pa.int32())
 
 
 def _numbers(values: FloatArray | None, kind: pa.DataType | None = None) -> pa.Array | None:

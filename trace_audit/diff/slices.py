@@ -15,6 +15,7 @@ from trace_audit.diff.intervals import clipped
 from trace_audit.diff.label_means import SLICE_EDGES
 from trace_audit.diff.moments import LabelledMoments
 from trace_audit.diff.pattern import Slice
+from trace_audit.diff.router_totals import RouterTotals
 from trace_audit.storage.schema import PHASES
 
 WORST_SHARE = 0.01
@@ -28,7 +29,7 @@ def phase_slices(pair: AlignedPair, resampler: Resampler) -> tuple[Slice, ...]:
 def launch_slices(pair: AlignedPair, resampler: Resampler) -> tuple[Slice, ...]:
     """By the tokens of the candidate's launch, 1, 2, 3 to 4, 5 to 8, ...; empty without any."""
     found = pair.labels.launch
-    labels = [_launch_label(i) for i in range(0 if found is None else len(found))]
+    labels = [_power_label(i) for i in range(0 if found is None else len(found))]
     return _slices(found, resampler, labels)
 
 
@@ -37,6 +38,23 @@ def confidence_slices(pair: AlignedPair, resampler: Resampler) -> tuple[Slice, .
     edges = ("0", *(f"{edge:g}" for edge in SLICE_EDGES), "1")
     labels = [f"{low}-{high}" for low, high in pairwise(edges)]
     return _slices(pair.labels.confidence, resampler, labels)
+
+
+def router_slices(pair: AlignedPair, resampler: Resampler) -> tuple[Slice, ...]:
+    """By the layers whose router chose other experts, 0, 1, 2, 3 to 4, ...; empty if not known."""
+    if not isinstance(pair.router, RouterTotals):
+        return ()
+    changed = pair.router.changed
+    means = LabelledMoments(len(pair.group_ids))
+    for piece in pair.pieces():
+        finite = pair.finite[piece]
+        count = changed[piece][finite].astype(np.int64)
+        label = np.where(count > 0, 1 + np.ceil(np.log2(np.maximum(count, 1))), 0)
+        means.add(
+            label.astype(np.int64), np.abs(pair.delta[piece][finite]), pair.group[piece][finite]
+        )
+    labels = ["0", *(_power_label(i) for i in range(max(0, len(means) - 1)))]
+    return _slices(means, resampler, labels)
 
 
 def worst_share(kl: FloatArray | None) -> float | None:
@@ -77,6 +95,6 @@ def _slices(
     return tuple(found)
 
 
-def _launch_label(power: int) -> str:
+def _power_label(power: int) -> str:
     low, high = 2 ** (power - 1) + 1 if power else 1, 2**power
     return f"{high}" if low >= high else f"{low}-{high}"

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from trace_audit.diff.identity import logit_dtype, run_identity, why_no_excess
 from trace_audit.diff.pair_rows import PairRows, pair_rows
+from trace_audit.diff.routing import run_routing
 from trace_audit.diff.run_rows import RunRows, run_rows
 from trace_audit.diff.summary import TraceIdentity
 from trace_audit.diff.trace_index import TraceIndex, trace_index
@@ -104,6 +105,7 @@ class AuditSource:
                 logit_dtype=logit_dtype(identity),
                 subset=identity.subset,
                 distribution=identity.distribution,
+                routing=run_routing(self.info(name)),
             )
         return self._rows[name]
 

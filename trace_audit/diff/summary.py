@@ -15,6 +15,7 @@ from trace_audit.diff.metric import Interval as Interval
 from trace_audit.diff.metric import Metric as Metric
 from trace_audit.diff.metric import MetricSection as MetricSection
 from trace_audit.diff.pattern import Structure
+from trace_audit.diff.routing import RouterSummary as RouterSummary
 from trace_audit.diff.runs import Difference as Difference
 from trace_audit.diff.runs import Expectation as Expectation
 from trace_audit.diff.runs import RunIdentity as RunIdentity
@@ -53,6 +54,7 @@ class TokenDiff:
         margin: The baseline's logprob gap between its own best two tokens.
         candidate_margin: The candidate's gap between those same two tokens (signed).
         launch: The candidate's launch: tokens, requests and chunk start, where known.
+        routers_changed: Layers whose router chose other experts, where known.
     """
 
     place: Place
@@ -73,6 +75,7 @@ class TokenDiff:
     candidate_top: tuple[TopToken, ...]
     phase: str | None
     launch: tuple[int, int, int] | None
+    routers_changed: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +166,7 @@ class PairSummary:
         verdict: None when nothing was gated.
         referee: Which side is nearer to a third run; None if none was named.
         structure: Where the differences are; None when ``bitwise``.
+        router: Choices of experts by layer; None where there are none to compare.
     """
 
     baseline: RunIdentity
@@ -195,6 +199,7 @@ class PairSummary:
     verdict: Verdict | None = None
     referee: Referee | None = None
     structure: Structure | None = None
+    router: RouterSummary | None = None
 
     def metric(self, name: str) -> Metric | None:
         """The metric of that name, or None if the table has no such row."""

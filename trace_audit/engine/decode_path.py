@@ -66,11 +66,13 @@ class DecodeOutputs:
         tokens: int64 [B].
         statistics: int32 [B, width], see `packed`; None where a sampler makes none.
         logits: [B, V], untouched.
+        expert_ids: see `ExpertChoices.of`; None where no router is looked at.
     """
 
     tokens: torch.Tensor
     statistics: torch.Tensor | None
     logits: torch.Tensor
+    expert_ids: torch.Tensor | None
 
 
 Step = Callable[[DecodeInputs], DecodeOutputs]
@@ -140,10 +142,12 @@ class DecodePath:
         assert logits is not None
         tokens, statistics = self.sampler(logits, inputs.sampling, slots, self.state)
         self.state.append_one_each(slots, tokens)
+        choices = self.loaded.choices
         return DecodeOutputs(
             tokens=tokens,
             statistics=None if statistics is None else packed(statistics, tokens),
             logits=logits,
+            expert_ids=None if choices is None else choices.of(every_row),
         )
 
     def _rows(self, launch: Launch, num_splits: int) -> npt.NDArray[np.int32]:

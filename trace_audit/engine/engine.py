@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
 from trace_audit.engine.model_runner import ModelRunner, StepOutput
-from trace_audit.engine.outputs import OutputBuffer
+from trace_audit.engine.outputs import ExpertIds, OutputBuffer
 from trace_audit.engine.prefill_path import PrefillScheduler
 from trace_audit.engine.request import Request, RequestOutput
 from trace_audit.engine.scheduler import Counters, Scheduler
@@ -115,10 +116,20 @@ class Engine:
 
     def _collect(self, requests: Sequence[Request]) -> list[RequestOutput]:
         """The outputs, brought from the rank that samples to rank 0."""
-        outputs = self._outputs.collect(list(requests)) if self._world.samples else []
+        expert_ids = self._expert_ids()
+        outputs = self._outputs.collect(list(requests), expert_ids) if self._world.samples else []
         if self._world.sampling_rank != 0:
             outputs = self._world.all.broadcast_object(outputs, self._world.sampling_rank)
         return outputs
+
+    def _expert_ids(self) -> ExpertIds | None:
+        """What the routers of all pipeline stages chose; ranks that share layers chose the same."""
+        world, own = self._world, self._outputs.collect_expert_ids()
+        if world.num_stages == 1:
+            return own
+        stages = world.all.gather_objects(own if world.tensor.rank == 0 else None)
+        parts = [part for part in stages if part is not None]
+        return np.concatenate(parts, axis=1) if parts else None
 
     def _commit(self, output: StepOutput) -> int:
         kept = []

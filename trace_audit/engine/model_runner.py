@@ -41,6 +41,7 @@ class StepOutput:
         committed: rows whose token counts, in order.
         committed_rows: int64 [num_committed] on the device, the same.
         logits: [B, V], untouched; None on a rank that does not sample.
+        expert_ids: see `ExpertChoices.of`, of this rank's layers; None where there is none.
     """
 
     batch: Launch
@@ -49,6 +50,7 @@ class StepOutput:
     committed: list[int]
     committed_rows: torch.Tensor
     logits: torch.Tensor | None
+    expert_ids: torch.Tensor | None
 
     def only(self, rows: list[int]) -> StepOutput:
         """The same with some of its committed rows."""
@@ -200,6 +202,7 @@ class ModelRunner:
             logits=logits,
             committed=committed,
             committed_rows=rows,
+            expert_ids=self._expert_ids(batch),
         )
 
     def admit(self, request: Request) -> None:
@@ -244,6 +247,7 @@ class ModelRunner:
             logits=outputs.logits,
             committed=committed,
             committed_rows=torch.arange(len(committed), device=self.device),
+            expert_ids=outputs.expert_ids,
         )
 
     def _input_ids(self, batch: Batch) -> torch.Tensor:
@@ -265,6 +269,11 @@ class ModelRunner:
             self._draft_model.follow(batch, input_ids)
         self._loaded.attention.prepare(batch.attention)
         return self._loaded.forward(input_ids, batch.positions, batch.logits_tokens)
+
+    def _expert_ids(self, batch: Batch) -> torch.Tensor | None:
+        """What the forward of the batch chose for its rows."""
+        choices = self._loaded.choices
+        return None if choices is None else choices.of(batch.logits_tokens)
 
 
 def _offsets(batch: Batch, committed: Sequence[int]) -> npt.NDArray[np.int64]:

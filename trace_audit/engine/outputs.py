@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,8 @@ from trace_audit.engine.full_logprobs import FullLogprobs
 from trace_audit.engine.model_runner import StepOutput
 from trace_audit.engine.request import PHASES, Request, RequestOutput
 from trace_audit.engine.token_statistics import unpacked
+
+ExpertIds: TypeAlias = npt.NDArray[np.uint16]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +36,7 @@ class OutputBuffer:
     def __init__(self) -> None:
         self._rows: list[_Row] = []
         self._steps: list[torch.Tensor] = []
+        self._expert_ids: list[torch.Tensor] = []
         self._full = FullLogprobs(0)
         self._vocabulary_size = 0
 
@@ -43,7 +47,11 @@ class OutputBuffer:
     def add(self, output: StepOutput) -> None:
         """Keep the committed rows of a launch."""
         batch = output.batch
-        if not output.committed or output.statistics is None:
+        if not output.committed:
+            return
+        if output.expert_ids is not None:  # on every rank, of its own layers
+            self._expert_ids.append(output.expert_ids[output.committed_rows])
+        if output.statistics is None:
             return
         assert output.logits is not None
         self._vocabulary_size = output.logits.shape[1]
@@ -74,10 +82,33 @@ class OutputBuffer:
             logsumexp = unpacked(statistics[None])["logsumexp"][0]
             self._full.keep(row.request.request_id, row.step, priority, logits, logsumexp)
 
-    def collect(self, requests: list[Request]) -> list[RequestOutput]:
-        """Bring everything to the host, one output a request, and empty the buffer."""
+    def collect_expert_ids(self) -> ExpertIds | None:
+        """Bring what this rank's routers chose to the host, and empty that part of the buffer.
+
+        Returns:
+            uint16 [N, L, k] of the N committed rows in order, which are the same on every rank;
+            None where this rank has no router.
+        """
+        if not self._expert_ids:
+            return None
+        found = torch.cat(self._expert_ids).cpu().numpy().astype(np.uint16)
+        self._expert_ids = []
+        return found
+
+    def collect(
+        self, requests: list[Request], expert_ids: ExpertIds | None = None
+    ) -> list[RequestOutput]:
+        """Bring everything to the host, one output a request, and empty the buffer.
+
+        Args:
+            requests: all that ran.
+            expert_ids: of the committed rows, uint16 [N, L, k] of all layers; None without any.
+        """
         rows = torch.cat(self._steps).cpu()
         columns = {name: column.numpy() for name, column in unpacked(rows).items()}
+        if expert_ids is None:
+            expert_ids = np.zeros((len(self._rows), 0, 0), dtype=np.uint16)
+        columns["expert_ids"] = expert_ids
         rows_of: dict[str, list[int]] = {r.request_id: [] for r in requests}
         for i, row in enumerate(self._rows):
             rows_of[row.request_id].append(i)

@@ -147,6 +147,7 @@ class PrefillRunner(ModelRunner):
             logits=logits,
             committed=committed,
             committed_rows=to_device(np.array(committed, dtype=np.int64), self.device),
+            expert_ids=self._expert_ids(batch),
         )
 
 

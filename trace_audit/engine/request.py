@@ -117,6 +117,9 @@ class RequestOutput:
         support_logprobs: float32 [T, num_support]; NaN where the id is -1.
         log_tail_mass: float32 [T], log of the probability outside the support's top ids.
         logits_hash: int64 [T].
+        expert_ids: uint16 [T, L, k], what the router of each of the model's L layers with one chose
+            in the row that gives the token's logits, ascending; L = 0 for a model without routers,
+            or where their choices are not recorded.
         full_logprob_steps: int32 [n], ascending, the steps whose whole distribution was kept.
         full_logprobs: float32 [n, V], natural-log probability of every id at those steps.
     """
@@ -140,5 +143,6 @@ class RequestOutput:
     support_logprobs: npt.NDArray[np.float32]
     log_tail_mass: npt.NDArray[np.float32]
     logits_hash: npt.NDArray[np.int64]
+    expert_ids: npt.NDArray[np.uint16]
     full_logprob_steps: npt.NDArray[np.int32]
     full_logprobs: npt.NDArray[np.float32]

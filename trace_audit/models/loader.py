@@ -21,6 +21,7 @@ from trace_audit.models.experts import apply_moe_backend, check_expert_widths, e
 from trace_audit.models.fused import fuse_layers
 from trace_audit.models.packed_linear import can_pack, pack_linears
 from trace_audit.models.quantization import NOT_QUANTIZED, Quantized, quantize
+from trace_audit.models.routing import ExpertChoices, Routing, capture_choices, routing_of
 
 _PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 _ALIGNMENT = 64  # bytes, of what torch allocates on a CPU
@@ -44,6 +45,8 @@ class LoadedModel:
         checkpoint: how the checkpoint was quantized before; None for a plain one.
         compiled: whether the decoder layers are compiled.
         fused: whether they are this engine's own.
+        routing: the whole model's routers; None where it has none.
+        choices: what those of this rank's layers choose; None where that is not recorded.
     """
 
     model: torch.nn.Module
@@ -58,6 +61,8 @@ class LoadedModel:
     checkpoint: str | None = None
     compiled: bool = False
     fused: bool = False
+    routing: Routing | None = None
+    choices: ExpertChoices | None = None
 
     @property
     def layers(self) -> list[LayerSpec]:
@@ -204,6 +209,8 @@ def ready_model(
     quantized, linear = linears_applied(
         model, device, dtype, quantization=quantization, may_pack=not (compiled or fused)
     )
+    routing = routing_of(model)
+    choices = capture_choices(model, routing)
     forward = causal_forward(model, has_head=True)
     with running(checkpoint, dtype, device):
         attention.probe(model, range(num_layers(model.config)), forward)
@@ -224,6 +231,8 @@ def ready_model(
         checkpoint=checkpoint,
         compiled=compiled,
         fused=fused,
+        routing=routing,
+        choices=choices,
     )
 
 

@@ -26,6 +26,7 @@ from trace_audit.models.loader import (
     quiet_transformers,
     read_config,
 )
+from trace_audit.models.routing import capture_choices, routing_of
 from trace_audit.models.weights import Weights, WholeWeights, sliced_weights
 from trace_audit.parallel.layers import join_shards
 from trace_audit.parallel.pipeline import cut_to_stage
@@ -121,6 +122,7 @@ def split_model(
         vocabulary_size = int(model.get_output_embeddings().weight.shape[0])
         plan = _plan(model, config.get_text_config(), world)
         weights = weights_of(model, names)
+        routing = routing_of(model)
         layers = cut_to_stage(model, world)
         _fill(model, names, weights, plan, world, dtype)
         check_expert_widths(model)
@@ -130,6 +132,7 @@ def split_model(
         if plan is not None:
             join_shards(model, plan, world)
         quantized, linear = linears_applied(model, device, dtype, quantization=quantization)
+        choices = capture_choices(model, routing)
         forward = causal_forward(model, has_head=world.is_last_stage)
         attention.probe(model, layers, forward)
     except BaseException:
@@ -145,6 +148,8 @@ def split_model(
         weights=weights.kind,
         experts=experts_backend(model),
         quantized=quantized,
+        routing=routing,
+        choices=choices,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from decimal import ROUND_CEILING, Decimal
 
 from rich.cells import cell_len
@@ -97,8 +97,13 @@ def place(where: Place | None) -> str:
 
 def sparkline(buckets: tuple[PositionBucket, ...]) -> str:
     """One character a bucket, scaled to the largest mean; a dot where it is exactly zero."""
-    top = max((bucket.mean_abs_delta for bucket in buckets), default=0.0)
-    return "".join(_spark(bucket.mean_abs_delta, top) for bucket in buckets)
+    return sparks([bucket.mean_abs_delta for bucket in buckets])
+
+
+def sparks(values: Sequence[float]) -> str:
+    """One character a value, none of them negative, as :func:`sparkline` has them."""
+    top = max(values, default=0.0)
+    return "".join(_spark(value, top) for value in values)
 
 
 def shorten_left(text: str, width: int) -> str:

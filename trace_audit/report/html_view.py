@@ -24,6 +24,7 @@ from trace_audit.report.format import (
     plain,
 )
 from trace_audit.report.html_tokens import SequenceView, TokenRow, sequence_view, token_row
+from trace_audit.report.router_view import router_chart, router_lines
 from trace_audit.report.token_data import TokenData
 
 
@@ -154,7 +155,6 @@ def pair_view(
         tuple(token_row(index, token, exhibit, data, shown) for token in tokens)
         for tokens in (pair.flips.examples, pair.worst)
     ]
-    drift = drift_chart(pair)
     confidence = exhibit.confidence
     return PairView(
         number=index,
@@ -170,8 +170,16 @@ def pair_view(
         identity=_identity(pair),
         scope=tuple(view.scope_lines(pair)),
         sections=_sections(pair),
-        places=(*view.where_lines(pair), *structure_view.structure_lines(pair)),
-        charts=(*(() if drift is None else (drift,)), histogram_chart(exhibit.histogram)),
+        places=(
+            *view.where_lines(pair),
+            *structure_view.structure_lines(pair),
+            *router_lines(pair),
+        ),
+        charts=tuple(
+            chart
+            for chart in (drift_chart(pair), histogram_chart(exhibit.histogram), router_chart(pair))
+            if chart is not None
+        ),
         confidence=None if confidence is None else confidence_chart(confidence),
         band_lines=tuple(view.band_lines(pair)),
         flip_line=view.flip_line(pair),

@@ -17,6 +17,7 @@ from trace_audit.report.format import (
     signed,
     sparkline,
 )
+from trace_audit.report.router_view import router_lines
 from trace_audit.text import escape_markdown
 
 _WORST_SHOWN = 10
@@ -150,7 +151,7 @@ def _places(pair: PairSummary) -> Iterable[str]:
             f"- mean |delta| by position, {first} `{sparkline(pair.buckets)}` {last}, largest "
             f"{number(largest.mean_abs_delta)} nats at {view.bucket_range(largest)}"
         )
-    for label, text in structure_view.structure_lines(pair):
+    for label, text in [*structure_view.structure_lines(pair), *router_lines(pair)]:
         yield f"- {label}: {_fixed(text)}"
     yield ""
     rows = structure_view.slice_rows(pair)

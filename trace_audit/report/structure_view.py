@@ -71,6 +71,7 @@ def _slice_blocks(structure: Structure) -> list[tuple[str, tuple[Slice, ...]]]:
         ("phase", structure.phases),
         ("launch of", structure.launches),
         ("confidence", structure.confidence),
+        ("routers changed", structure.routers),
     ]
     return [(kind, slices) for kind, slices in blocks if len(slices) > 1]
 

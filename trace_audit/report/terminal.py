@@ -21,6 +21,7 @@ from trace_audit.report.format import (
     plain,
     sparkline,
 )
+from trace_audit.report.router_view import router_lines
 from trace_audit.report.terminal_grid import VERDICT_STYLES, candidate_grid
 from trace_audit.report.token_tables import flip_table, worst_table
 
@@ -160,6 +161,8 @@ def _short_pair(pair: PairSummary, width: int) -> Iterable[RenderableType]:
     if pair.structure is not None:
         text = structure_view.onset_text(pair.structure.onset)
         yield _indented(Text.assemble(("onset: ", "bold"), text))
+    for label, text in router_lines(pair)[:1]:
+        yield _indented(Text.assemble((f"{label}: ", "bold"), text))
     if pair.worst:
         yield _indented(worst_table(pair.worst[:_TOKENS_SHOWN_OF_MANY], width=width - 2))
 
@@ -240,7 +243,8 @@ def _positions(pair: PairSummary) -> Iterable[RenderableType]:
 
 
 def _structure(pair: PairSummary) -> Iterable[RenderableType]:
-    for label, text in structure_view.structure_lines(pair):
+    lines = [*structure_view.structure_lines(pair), *router_lines(pair)]
+    for label, text in lines:
         yield Text.assemble((f"{label}: ", "bold"), text)
     rows = structure_view.slice_rows(pair)
     if not rows:

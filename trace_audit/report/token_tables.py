@@ -36,16 +36,21 @@ _WORST_COLUMNS: dict[str, JustifyMethod] = {
 def worst_table(tokens: Sequence[TokenDiff], *, width: int) -> Table:
     """Rows by |delta|, each token between guillemets in its context.
 
+    Where it is known, how many layers' routers chose other experts has a column.
+
     Args:
         tokens: What to show, in order.
         width: Columns for the whole table; the text takes what the numbers leave.
     """
-    rows = [_worst_cells(token) for token in tokens]
+    titles = dict(_WORST_COLUMNS)
+    if any(token.routers_changed is not None for token in tokens):
+        titles["routers"] = "right"
+    rows = [_worst_cells(token)[: len(titles)] for token in tokens]
     table = _table()
-    for name, justify in _WORST_COLUMNS.items():
+    for name, justify in titles.items():
         table.add_column(name, justify=justify, no_wrap=True)
     table.add_column("text", no_wrap=True, overflow="crop")
-    columns = zip(_WORST_COLUMNS, *rows, strict=True)
+    columns = zip(titles, *rows, strict=True)
     taken = sum(2 + max(cell_len(str(cell)) for cell in column) for column in columns)
     for token, cells in zip(tokens, rows, strict=True):
         table.add_row(*cells, in_context(token, max(_MIN_CONTEXT, width - taken)))
@@ -61,6 +66,7 @@ def _worst_cells(token: TokenDiff) -> list[Text]:
         Text(number(token.baseline_logprob)),
         Text(ranks(token)),
         Text(change, style="red" if change == "hard flip" else ""),
+        Text(str(token.routers_changed) if token.routers_changed else ""),
     ]
 
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from trace_audit.diff.summary import PairSummary, TokenDiff
 from trace_audit.report import view
-from trace_audit.report.format import NOT_AVAILABLE, number, place, plain, signed
+from trace_audit.report.format import NOT_AVAILABLE, number, place, plain, plural, signed
 from trace_audit.report.terminal import heading, render_blocks
 from trace_audit.report.token_tables import both_sides, in_context
 
@@ -53,6 +53,8 @@ def _lines(token: TokenDiff) -> list[str]:
         for margin in (token.margin, token.candidate_margin)
     ]
     lines.append(f"best token: {token.change}; margin {margins[0]} to {margins[1]} nats")
+    if token.routers_changed is not None:
+        lines.append(f"other experts in {plural(token.routers_changed, 'layer')}")
     if token.launch is not None:
         tokens, requests, chunk_start = token.launch
         lines.append(

@@ -41,6 +41,7 @@ SECTION_TITLES: dict[MetricSection, str] = {
     "kl": "Whole distribution, nats",
     "distribution": "Logits, ranks, ties",
     "top1": "Best token",
+    "router": "Routers: experts chosen",
     "rl": "Importance ratio, candidate over baseline",
 }
 

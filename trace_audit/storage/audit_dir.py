@@ -23,6 +23,7 @@ from trace_audit.storage.files import check_file, read_json, unsealed
 from trace_audit.storage.run_files import RUN_NAME, TOKENS_NAME, TRACE_KEY, VERSION_KEY
 from trace_audit.storage.schema import (
     FORMAT_NAME,
+    OPTIONAL_FIELDS,
     TOKENS_SCHEMA,
     VOCABULARY_SCHEMA,
 )
@@ -156,9 +157,13 @@ class AuditDir:
         return TokenFile(path)
 
     def read_tokens(self, name: str) -> pa.Table:
-        """Reads all of a run's rows in `TOKENS_SCHEMA`; raises what :meth:`open_tokens` does."""
+        """Reads all of a run's rows in `TOKENS_SCHEMA`, with the optional fields that it has.
+
+        Raises what :meth:`open_tokens` does.
+        """
         self.open_tokens(name)
-        return read_table(self.path / RUNS_NAME / name / TOKENS_NAME, TOKENS_SCHEMA)[0]
+        path = self.path / RUNS_NAME / name / TOKENS_NAME
+        return read_table(path, TOKENS_SCHEMA, optional=OPTIONAL_FIELDS)[0]
 
     def run_directory(self, name: str) -> Path:
         """Where the files of a run are."""
@@ -218,7 +223,8 @@ class AuditDir:
 
     def _pass_tokens(self, name: str) -> None:
         """Reads all rows of a run and keeps none."""
-        for _ in self.open_tokens(name).pieces(TOKENS_SCHEMA.names):
+        tokens = self.open_tokens(name)
+        for _ in tokens.pieces(tokens.column_names):
             pass
 
     def _read(self, name: str, schema: pa.Schema) -> pa.Table:

@@ -201,7 +201,7 @@ class RecordWriter(ShardWriter):
         run_info: Mapping[str, Any],
         attachments: Attachments | None,
     ) -> None:
-        tables = (shard.table.select(TOKENS_SCHEMA.names) for shard in self.shards())
+        tables = (shard.tokens for shard in self.shards())
         build_run(
             runs / RECORD_RUN,
             RECORD_RUN,

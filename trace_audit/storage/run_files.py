@@ -17,7 +17,7 @@ from trace_audit.storage.files import (
     write_json,
     writing,
 )
-from trace_audit.storage.schema import FORMAT_VERSION, TOKENS_SCHEMA
+from trace_audit.storage.schema import FORMAT_VERSION, OPTIONAL_FIELDS, TOKENS_SCHEMA
 from trace_audit.storage.tables import write_table
 
 TOKENS_NAME = "tokens.parquet"
@@ -44,7 +44,7 @@ def build_run(
     Args:
         directory: Made here.
         name: The run's name.
-        tables: In `TOKENS_SCHEMA`, a row group each.
+        tables: In `TOKENS_SCHEMA`, the same optional fields behind it, a row group each.
         trace_sha256: Digest of the trace that the run scored.
         run_info: What run.json says besides files, counters and completeness.
         counters: Counters added up over the run.
@@ -58,7 +58,10 @@ def build_run(
         directory.mkdir(parents=True)
     tokens = directory / TOKENS_NAME
     metadata = {VERSION_KEY: str(FORMAT_VERSION), TRACE_KEY: trace_sha256}
-    write_atomically(tokens, lambda to: write_table(to, TOKENS_SCHEMA, tables, metadata))
+    write_atomically(
+        tokens,
+        lambda to: write_table(to, TOKENS_SCHEMA, tables, metadata, optional=OPTIONAL_FIELDS),
+    )
     files = {TOKENS_NAME: file_entry(tokens)}
     for attached, write in (attachments or {}).items():
         path = directory / attached

@@ -12,7 +12,6 @@ import pyarrow as pa
 from trace_audit.errors import AuditDirError, RunFailedError
 from trace_audit.storage.files import remove
 from trace_audit.storage.run_files import RUN_NAME, Attachments, build_run
-from trace_audit.storage.schema import TOKENS_SCHEMA
 from trace_audit.storage.shards import ShardWriter
 from trace_audit.storage.swap import roll_back, swap_in
 from trace_audit.storage.trace import TraceSequence
@@ -129,7 +128,7 @@ class RunWriter(ShardWriter):
         trace = self._audit.read_trace()
         seen: set[str] = set()
         for shard in self.shards():
-            table = shard.table.select(TOKENS_SCHEMA.names)
+            table = shard.tokens
             seen |= _check_rows(table, trace)
             yield table
         wanted = {s.sequence_id for s in trace} if subset is None else set(subset)

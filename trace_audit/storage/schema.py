@@ -4,10 +4,13 @@ History of the format:
 
 - 1: trace, vocabulary and runs as described in ``docs/formats.md``.
 - 2: whole distributions at some positions beside the record run (``full_logprobs.parquet``), and
-  the exact KL there beside every replay (``exact_kl.parquet``).
+  the exact KL there beside every replay (``exact_kl.parquet``). Later, without another number:
+  ``expert_ids`` in the runs of models with routers.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection, Sequence
 
 import pyarrow as pa
 
@@ -18,6 +21,13 @@ NUM_TOP = 5
 SUPPORT_TOP_K = 20
 SUPPORT_TAIL_DRAWS = 4
 NUM_SUPPORT = SUPPORT_TOP_K + SUPPORT_TAIL_DRAWS
+
+
+def with_optional(
+    schema: pa.Schema, names: Collection[str], optional: Sequence[pa.Field]
+) -> pa.Schema:
+    """The schema and those of the optional fields that are among the names of a table's columns."""
+    return pa.schema([*schema, *(field for field in optional if field.name in names)])
 
 
 def _list(value: pa.DataType, *, nullable: bool = True) -> pa.DataType:
@@ -55,6 +65,11 @@ TOKENS_SCHEMA: pa.Schema = pa.schema(
 
 SHARD_SCHEMA: pa.Schema = TOKENS_SCHEMA.append(pa.field("support_token_ids", _list(pa.int32())))
 """What a shard keeps until the run is merged; the support ids then move to the trace."""
+
+OPTIONAL_FIELDS: tuple[pa.Field, ...] = (
+    pa.field("expert_ids", _list(pa.uint16(), nullable=False)),
+)
+"""Columns behind those of either schema, in runs whose model has what they are of."""
 
 TRACE_SCHEMA: pa.Schema = pa.schema(
     [

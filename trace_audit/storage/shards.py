@@ -26,7 +26,12 @@ from trace_audit.storage.files import (
 )
 from trace_audit.storage.lock import LOCK_NAME, DirectoryLock
 from trace_audit.storage.row_order import check_row_order
-from trace_audit.storage.schema import FORMAT_VERSION, SHARD_SCHEMA
+from trace_audit.storage.schema import (
+    FORMAT_VERSION,
+    OPTIONAL_FIELDS,
+    SHARD_SCHEMA,
+    with_optional,
+)
 from trace_audit.storage.tables import (
     fit,
     read_metadata,
@@ -57,7 +62,7 @@ class Shard:
     """A finished shard, as its writer left it.
 
     Attributes:
-        table: In `SHARD_SCHEMA`, sorted by (sequence_index, step).
+        table: In `SHARD_SCHEMA`, optional fields behind it, sorted by (sequence_index, step).
         counters: What the engine counted.
         finish_reasons: One a sequence, in order of sequence_index.
     """
@@ -65,6 +70,11 @@ class Shard:
     table: pa.Table
     counters: dict[str, int]
     finish_reasons: list[str]
+
+    @property
+    def tokens(self) -> pa.Table:
+        """The part of the table that a run keeps: in `TOKENS_SCHEMA`, optional fields behind it."""
+        return self.table.drop_columns(["support_token_ids"])
 
 
 class ShardWriter:
@@ -130,7 +140,7 @@ class ShardWriter:
 
         Args:
             index: Of the shard, not finished yet.
-            table: In `SHARD_SCHEMA`, sorted by (sequence_index, step).
+            table: In `SHARD_SCHEMA`, optional fields behind it, sorted by (sequence_index, step).
             counters: Added up over shards when the run is finished.
             finish_reasons: One a sequence, in order.
             engine_seconds: Time spent; kept apart from the bytes of the run.
@@ -142,7 +152,8 @@ class ShardWriter:
         """
         if index in self._entries or not 0 <= index < self.num_shards:
             raise ValueError(f"shard {index} of {self.num_shards} is finished or does not exist")
-        rows = fit(table, SHARD_SCHEMA)
+        schema = with_optional(SHARD_SCHEMA, table.column_names, OPTIONAL_FIELDS)
+        rows = fit(table, schema)
         check_row_order(rows)
         if len(finish_reasons) != len(np.unique(rows["sequence_index"].to_numpy())):
             raise ValueError("a shard needs one finish reason a sequence")
@@ -152,7 +163,7 @@ class ShardWriter:
             "finish_reasons": json.dumps(list(finish_reasons)),
         }
         path = self._shard_path(index)
-        write_atomically(path, lambda to: write_table(to, SHARD_SCHEMA, [rows], metadata))
+        write_atomically(path, lambda to: write_table(to, schema, [rows], metadata))
         entry: dict[str, Any] = {
             **file_entry(path),
             "engine_seconds": float(engine_seconds),
@@ -173,7 +184,7 @@ class ShardWriter:
         """
         path = self._shard_path(index)
         check_file(path, self._entries[index])
-        table, metadata = read_table(path, SHARD_SCHEMA)
+        table, metadata = read_table(path, SHARD_SCHEMA, optional=OPTIONAL_FIELDS)
         return Shard(
             table=table,
             counters=json.loads(metadata["counters"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -11,18 +12,26 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trace_audit.errors import AuditDirError
+from trace_audit.storage.schema import with_optional
 
 _COMPRESSION = "zstd"
 _COMPRESSION_LEVEL = 3
 # Everything else is close to unique a row, where a dictionary only costs.
 _DICTIONARY_COLUMNS = ["sequence_index", "sequence_id", "phase", "group_id", "source"]
+# Ids in ascending lists, whose steps are small.
+_DELTA_COLUMNS = ["expert_ids"]
 # Rows decoded at once, and bytes read at once of each column: what streaming holds of a file.
 _BATCH_ROWS = 16_384
 _BUFFER_BYTES = 1 << 18
 
 
 def write_table(
-    path: Path, schema: pa.Schema, tables: Iterable[pa.Table], metadata: Mapping[str, str]
+    path: Path,
+    schema: pa.Schema,
+    tables: Iterable[pa.Table],
+    metadata: Mapping[str, str],
+    *,
+    optional: Sequence[pa.Field] = (),
 ) -> None:
     """Writes tables as row groups, one a table that has rows.
 
@@ -34,11 +43,15 @@ def write_table(
         schema: Of every table.
         tables: Consumed one at a time.
         metadata: All the key-value metadata that the file gets.
+        optional: Fields that the file gets too where the first table has them.
 
     Raises:
         OSError: The disk refused.
         ValueError: A table does not fit the schema.
     """
+    rest = iter(tables)
+    first = next(rest, schema.empty_table())
+    schema = with_optional(schema, first.column_names, optional)
     stored = _stored_schema(schema)
     with pq.ParquetWriter(
         path,
@@ -47,9 +60,14 @@ def write_table(
         compression=_COMPRESSION,
         compression_level=_COMPRESSION_LEVEL,
         use_dictionary=[name for name in _DICTIONARY_COLUMNS if name in schema.names],
+        column_encoding={
+            f"{name}.list.element": "DELTA_BINARY_PACKED"
+            for name in _DELTA_COLUMNS
+            if name in schema.names
+        },
         store_schema=False,
     ) as writer:
-        for table in tables:
+        for table in chain([first], rest):
             if table.num_rows:
                 rows = fit(table, schema).cast(stored).combine_chunks()
                 writer.write_table(rows, row_group_size=rows.num_rows)
@@ -76,17 +94,20 @@ def fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table([table[name] for name in schema.names], schema=schema)
 
 
-def read_table(path: Path, schema: pa.Schema) -> tuple[pa.Table, dict[str, str]]:
+def read_table(
+    path: Path, schema: pa.Schema, *, optional: Sequence[pa.Field] = ()
+) -> tuple[pa.Table, dict[str, str]]:
     """Reads a file that :func:`write_table` wrote.
 
     Returns:
-        The table in `schema`, and the file's key-value metadata.
+        The table in `schema`, behind it the optional fields that the file has; its key-value
+        metadata.
 
     Raises:
         AuditDirError: It cannot be read, or its columns are not the schema's.
     """
     with reading(path), pq.ParquetFile(path) as file:
-        _check_schema(path, file, schema)
+        schema = _checked_schema(path, file, schema, optional)
         return file.read().cast(schema), _decoded(file.metadata)
 
 
@@ -96,10 +117,11 @@ class StoredTable:
     Attributes:
         path: The file.
         num_rows: Its rows.
+        column_names: Its columns.
         metadata: Its key-value metadata.
     """
 
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
+    def __init__(self, path: Path, schema: pa.Schema, *, optional: Sequence[pa.Field] = ()) -> None:
         """Looks at the file's columns and metadata.
 
         Raises:
@@ -107,11 +129,12 @@ class StoredTable:
         """
         self.path = path
         with reading(path), pq.ParquetFile(path) as file:
-            _check_schema(path, file, schema)
+            schema = _checked_schema(path, file, schema, optional)
             self.metadata = _decoded(file.metadata)
             sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
         self._starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
         self.num_rows = int(self._starts[-1])
+        self.column_names: tuple[str, ...] = tuple(schema.names)
         # Repeated strings as numbers of a dictionary: the schema's type, and cheap.
         self._dictionaries = [n for n in ("phase", "sequence_id") if n in schema.names]
 
@@ -210,12 +233,17 @@ def read_metadata(path: Path) -> dict[str, str]:
         return _decoded(pq.read_metadata(path))
 
 
-def _check_schema(path: Path, file: pq.ParquetFile, schema: pa.Schema) -> None:
+def _checked_schema(
+    path: Path, file: pq.ParquetFile, schema: pa.Schema, optional: Sequence[pa.Field]
+) -> pa.Schema:
+    """The schema with the optional fields that the file has."""
+    schema = with_optional(schema, file.schema_arrow.names, optional)
     if not file.schema_arrow.equals(_stored_schema(schema)):
         raise AuditDirError(
             f"{path} does not have the columns of this format.",
             hint="It was written by something else; record or replay again.",
         )
+    return schema
 
 
 @contextmanager

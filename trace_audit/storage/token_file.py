@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from trace_audit.errors import AuditDirError
 from trace_audit.storage.row_order import check_row_order
-from trace_audit.storage.schema import TOKENS_SCHEMA
+from trace_audit.storage.schema import OPTIONAL_FIELDS, TOKENS_SCHEMA
 from trace_audit.storage.tables import StoredTable
 
 _ORDER = ("sequence_index", "step")
@@ -27,13 +27,18 @@ class TokenFile:
         Raises:
             AuditDirError: It cannot be read, has other columns, or its rows are out of order.
         """
-        self._stored = StoredTable(path, TOKENS_SCHEMA)
+        self._stored = StoredTable(path, TOKENS_SCHEMA, optional=OPTIONAL_FIELDS)
         self._check_order()
 
     @property
     def num_rows(self) -> int:
         """Rows of the run."""
         return self._stored.num_rows
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Columns of the run."""
+        return self._stored.column_names
 
     @property
     def metadata(self) -> dict[str, str]:
