@@ -74,6 +74,11 @@ class SamplingInputs:
             has_support=to_device(given, device) if mixed else None,
         )
 
+    @property
+    def num_top(self) -> int:
+        """Best ids that the rows' statistics need: more where a support is made of them."""
+        return stats.NUM_TOP if self.uniforms is None else SUPPORT_TOP_K
+
     def rows(self, some: slice) -> SamplingInputs:
         """The parameters of some rows."""
         columns = ((field.name, getattr(self, field.name)) for field in fields(self))
@@ -135,43 +140,46 @@ class Sampler:
             it is; the statistics of those tokens.
         """
         partials = self._kernels.vocabulary_partials(logits, self._multipliers)
+        num_top = inputs.num_top if self._scored.is_raw else 1
+        top = stats.top_ids(logits, partials.maximum, num_top)
+        greedy = top[:, 0]
         kept = None
         if forced is not None:
             sampled = forced
         elif verification is not None:
             drafts = verification.next_drafts if self._rejection == "probabilistic" else None
-            sampled = self._sample(logits, partials, inputs, drafts)
+            sampled = self._sample(logits, greedy, inputs, drafts)
             kept = verification.verify(sampled, self._trace_replay, state)
         else:
-            sampled = self._sample(logits, partials, inputs)
+            sampled = self._sample(logits, greedy, inputs)
             if self._trace_replay is not None:
                 self._trace_replay.apply_trace(sampled, idx_mapping, state)
-        statistics = self._statistics(logits, partials, sampled, inputs)
+        statistics = self._statistics(logits, partials, top, sampled, inputs)
         return (sampled if kept is None else torch.where(kept, sampled, REJECTED)), statistics
 
     def _statistics(
         self,
         logits: torch.Tensor,
         partials: VocabularyPartials,
+        top: torch.Tensor,
         tokens: torch.Tensor,
         inputs: SamplingInputs,
     ) -> TokenStatistics:
         """Of the distribution that is scored; the hash is of the untouched logits always."""
         if self._scored.is_raw:
-            return self._score(logits, partials, tokens, inputs)
+            return self._score(logits, partials, top, tokens, inputs)
         statistics = self._score_processed(logits, tokens, inputs)
         return replace(statistics, logits_hash=partials.bits.sum(-1))
 
     def _sample(
         self,
         logits: torch.Tensor,
-        partials: VocabularyPartials,
+        greedy: torch.Tensor,
         inputs: SamplingInputs,
         drafts: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        greedy = stats.top_ids(logits, partials.maximum, 1)[:, 0]
         if inputs.temperatures is None:
-            return greedy
+            return greedy.clone()  # it is going to be overwritten
         assert inputs.uniforms is not None
         hot = inputs.temperatures > 0
         scaled = logits.float() / torch.where(hot, inputs.temperatures, 1.0)[:, None]
@@ -192,21 +200,21 @@ class Sampler:
             rows = slice(start, start + _PROCESSED_ROWS)
             own = processed(logits[rows], self._scored)
             partials = self._kernels.vocabulary_partials(own, self._multipliers)
-            parts.append(self._score(own, partials, tokens[rows], inputs.rows(rows)))
+            top = stats.top_ids(own, partials.maximum, inputs.num_top)
+            parts.append(self._score(own, partials, top, tokens[rows], inputs.rows(rows)))
         return stats.joined(parts)
 
     def _score(
         self,
         logits: torch.Tensor,
         partials: VocabularyPartials,
+        top: torch.Tensor,
         tokens: torch.Tensor,
         inputs: SamplingInputs,
     ) -> TokenStatistics:
         row_maximum, logsumexp = stats.log_normalizer(partials)
         finite = logsumexp.isfinite()
         support = inputs.support
-        num_top = stats.NUM_TOP if inputs.uniforms is None else SUPPORT_TOP_K
-        top = stats.top_ids(logits, partials.maximum, num_top)
         excluded = top.int() if support is None else support[:, :SUPPORT_TOP_K]
         if inputs.has_support is not None:
             excluded = torch.where(inputs.has_support[:, None], excluded, top.int())
