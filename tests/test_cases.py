@@ -29,6 +29,11 @@ HELD: dict[int, tuple[str, ...]] = {
         "tests/selftest/test_faults.py::"
         "test_swapped_keys_change_everything_from_one_position_on_and_nothing_before",
     ),
+    # Launches of more than 255 tokens take another kernel.
+    2: (
+        "tests/engine/test_prefill_path.py::test_launches_around_256_tokens_are_right_on_every_backend",
+        "tests/diff/test_slices.py::test_by_tokens_of_the_launch",
+    ),
     # Outliers at chunk boundaries hidden by a tiny mean.
     3: (
         "tests/test_cases.py::test_3_outliers_at_chunk_boundaries_are_named_with_their_period",
@@ -71,6 +76,22 @@ HELD: dict[int, tuple[str, ...]] = {
         "test_every_value_survives_nan_infinities_and_nulls_included",
         "tests/diff/test_gate.py::test_a_non_finite_candidate_fails_even_where_its_other_rows_pass",
     ),
+    # Renormalized logprobs against raw ones.
+    10: (
+        "tests/diff/test_scoring.py::test_two_distributions_are_refused_either_way",
+        "tests/diff/test_scoring.py::test_the_refusal_names_both_and_ends_with_4",
+    ),
+    # A temperature on one side only.
+    11: (
+        "tests/diff/test_scoring.py::test_what_a_run_scored",
+        "tests/diff/test_hints.py::test_a_temperature_on_one_side_is_one_scale_of_greedy_logprobs",
+        "tests/diff/test_hints.py::test_a_temperature_of_an_import_is_found_from_the_other_sides_distribution",
+    ),
+    # Text tokenized anew: everything shifts by one.
+    12: (
+        "tests/storage/test_import_shift.py::test_a_shift_by_one",
+        "tests/diff/test_hints.py::test_logprobs_shifted_by_one_are_told_with_the_direction",
+    ),
     # A BOS token dropped or doubled on one side.
     13: (
         "tests/test_tokenizer.py::test_a_doubled_bos_is_seen",
@@ -82,6 +103,37 @@ HELD: dict[int, tuple[str, ...]] = {
         "tests/test_cases.py::test_14_no_logprob_is_positive_in_half_precision",
         "tests/storage/test_prompts.py::test_positive_logprobs_are_warned_about",
     ),
+    # A logprob of 0 for every token.
+    15: (
+        "tests/diff/test_hints.py::test_a_constant_logprob_is_told",
+        "tests/diff/test_hints.py::test_another_constant_column_is_told",
+    ),
+    # A trace cut to the default max_tokens.
+    16: (
+        "tests/engine/test_input_processor.py::test_a_trace_longer_than_the_default_max_tokens_is_not_cut",
+    ),
+    # An empty trace ends the server.
+    17: (
+        "tests/engine/test_input_processor.py::test_bad_traces_are_refused_by_name_and_value",
+        "tests/engine/test_input_processor.py::test_the_next_request_works_after_a_refusal",
+    ),
+    # An id outside the vocabulary reads foreign memory.
+    18: (
+        "tests/engine/test_input_processor.py::test_bad_traces_are_refused_by_name_and_value",
+        "tests/engine/test_input_processor.py::test_prompts_are_checked_the_same_way",
+    ),
+    # A trace written past its row.
+    19: ("tests/engine/test_state.py::test_a_write_that_leaves_the_row_is_refused_at_staging",),
+    # A reused slot replays the request before.
+    20: (
+        "tests/engine/test_state.py::test_a_reused_slot_does_not_replay_its_former_trace",
+        "tests/engine/test_pressure.py::test_a_normal_request_after_a_replayed_one_is_as_if_nothing_had_been",
+        "tests/engine/test_pressure.py::test_a_queue_longer_than_the_slots_reuses_each_of_them",
+    ),
+    # A batch order that differs between processes.
+    21: ("tests/test_end_to_end.py::test_replay_under_the_same_config_is_the_same_file",),
+    # Sums whose order is left to chance.
+    22: ("tests/engine/test_neighbours.py::test_experts_give_the_same_bytes_every_time",),
     # Routers that choose other experts make large deltas.
     23: (
         "tests/test_cases.py::test_23_noise_in_one_layers_router_is_seen_at_that_layer",
@@ -90,6 +142,12 @@ HELD: dict[int, tuple[str, ...]] = {
         "tests/test_router_end_to_end.py::test_a_healthy_rerun_chooses_the_same_experts",
         "tests/engine/test_routing.py::test_decode_and_prefill_store_what_the_router_chose",
         "tests/diff/test_router.py::test_by_hand",
+    ),
+    # Another batch changes the output, deterministically.
+    24: (
+        "tests/engine/test_neighbours.py::test_other_neighbours_give_other_bits_and_the_same_ones_each_time",
+        "tests/report/test_batch_axis.py::test_batching_alone",
+        "tests/test_fixed_batch_audits.py::test_shards_and_company_change_no_bit",
     ),
     # A baseline from another machine condemned a good build.
     25: (
@@ -116,6 +174,22 @@ HELD: dict[int, tuple[str, ...]] = {
         "tests/test_tokenizer.py::test_a_vocabulary_wider_or_narrower_than_the_tokenizer",
         "tests/report/test_terminal.py::test_the_report_says_what_a_reader_must_know",
     ),
+    # A tied head gathered in the wrong order by ranks.
+    29: (
+        "tests/parallel/test_split.py::test_tensor_parallel_ranks_give_the_logprobs_of_one",
+        "tests/parallel/test_plan.py::test_a_vocabulary_that_does_not_divide_leaves_the_last_rank_fewer_rows",
+    ),
+    # Nine heads over two ranks.
+    30: (
+        "tests/parallel/test_plan.py::test_nine_heads_over_two_ranks_are_refused_with_the_sizes_that_work",
+        "tests/test_ranks_end_to_end.py::test_nine_heads_over_two_ranks_are_refused_at_once",
+    ),
+    # A half-written result reads as a whole one.
+    31: (
+        "tests/storage/test_resume.py::test_kill_9_in_the_middle_of_writing",
+        "tests/storage/test_disk.py::test_a_full_disk_in_the_middle_and_then_a_resume",
+        "tests/cli/test_signals.py::test_a_signal_ends_the_command_and_its_run",
+    ),
     # Hostile token text breaks the report.
     32: (
         "tests/test_text.py::test_no_character_that_a_terminal_acts_on_is_left",
@@ -127,7 +201,22 @@ HELD: dict[int, tuple[str, ...]] = {
         "tests/report/test_formats.py::test_json_survives_lone_surrogates_and_hostile_text",
         "tests/report/test_formats.py::test_markdown_escapes_what_a_token_says",
     ),
+    # Two runs of one machine meet on a port.
+    33: (
+        "tests/test_runner_ranks.py::test_two_worlds_at_once_do_not_meet",
+        "tests/test_fixed_batch_audits.py::test_two_audits_of_several_ranks_at_once",
+    ),
+    # A worker dies and the others wait.
+    34: (
+        "tests/test_runner_ranks.py::test_the_rank_that_fails_is_named_and_all_end",
+        "tests/test_runner_ranks.py::test_a_rank_that_does_not_answer_is_named",
+        "tests/test_ranks_end_to_end.py::test_a_killed_rank_ends_the_run_and_another_attempt_ends_with_the_same_bytes",
+    ),
 }
+
+
+def test_every_case_has_its_tests() -> None:
+    assert sorted(HELD) == list(range(1, 35))
 
 
 @pytest.mark.parametrize("case", HELD)
