@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.fit import fitted
 from benchmarks.measure import progress
 from benchmarks.shapes import SHAPES
-from benchmarks.throughput import add_model_options, interpret_triton_without_gpu, write_json
+from benchmarks.throughput import add_model_options, decide, write_json
 from trace_audit.errors import TraceAuditError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ SWEEPS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure every point, print the tables and the lines."""
     options = parse(arguments)
-    interpret_triton_without_gpu(options)
+    decide(options)
     from benchmarks.scaling_points import measured
 
     try:

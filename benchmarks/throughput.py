@@ -39,7 +39,7 @@ OWN = ("replay", "free", "plain")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the rounds, print the tables."""
     options = parse(arguments)
-    interpret_triton_without_gpu(options)
+    decide(options)
     from benchmarks.throughput_sides import Bench
     from benchmarks.throughput_tables import as_json, tables
 
@@ -56,14 +56,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def interpret_triton_without_gpu(options: argparse.Namespace) -> None:
-    """Decide the device, and tell Triton before its import whether it is interpreted."""
+def decide(options: argparse.Namespace) -> None:
+    """Decide device and dtype, and tell Triton before its import whether it is interpreted."""
     import torch
 
     if options.device == "auto":
         options.device = "cuda" if torch.cuda.is_available() else "cpu"
     if options.device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
+    if options.dtype == "auto":
+        # Without them oneDNN emulates bfloat16, many times as slow as float32.
+        has_products = options.device == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        options.dtype = "bfloat16" if has_products else "float32"
 
 
 def command_line(arguments: Sequence[str] | None) -> str:
@@ -80,7 +84,12 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """What both throughput and scaling ask of the engine."""
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="bfloat16")
+    parser.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default="auto",
+        help="auto: bfloat16, or float32 on a CPU that has no products of it",
+    )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--attention-backend", default="auto")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="sets",
