@@ -129,23 +129,30 @@ def build_engine(
         ),
         num_kv_blocks=num_kv_blocks,
         backends={
+            **_model_backends(loaded),
             "device": str(device),
             "attention": backend.name,
             "decode": runner.decode,
             "kv_cache": kv_cache_dtype,
-            "linear": loaded.linear,
-            "experts": loaded.experts,
-            "weights": loaded.weights,
-            "quantization": loaded.quantized.name,
-            "weight_scales": loaded.quantized.scales,
-            "checkpoint": loaded.checkpoint or "plain",
-            "compile": COMPILED if loaded.compiled else "none",
-            "layers": FUSED if loaded.fused else "transformers",
             "transport": world.transport,
             "trace_replay": _overwrites(config, device, use_reference),
             "token_statistics": "reference" if use_reference else kernel_mode(device),
         },
     )
+
+
+def _model_backends(loaded: LoadedModel) -> dict[str, str]:
+    """What the model's own parts run as, for run.json."""
+    return {
+        "linear": loaded.linear,
+        "experts": loaded.experts,
+        "weights": loaded.weights,
+        "quantization": loaded.quantized.name,
+        "weight_scales": loaded.quantized.scales,
+        "checkpoint": loaded.checkpoint or "plain",
+        "compile": COMPILED if loaded.compiled else "none",
+        "layers": FUSED if loaded.fused else "transformers",
+    }
 
 
 def _kv_cache(
