@@ -9,6 +9,7 @@ from trace_audit.engine import token_statistics as stats
 from trace_audit.engine.draws import draw_ids, uniforms
 from trace_audit.kernels import reference, token_stats
 from trace_audit.kernels.row_sum import row_sum, row_sum_in_tiles
+from trace_audit.kernels.top_ids import top_ids as top_ids_kernel
 
 VOCABULARIES = [1, 20, 255, 256, 257, 1000, 4096]
 NEG_INF = float("-inf")
@@ -17,6 +18,14 @@ NEG_INF = float("-inf")
 @pytest.fixture(params=["triton", "reference"])
 def kernels(request: pytest.FixtureRequest):
     return token_stats if request.param == "triton" else reference
+
+
+@pytest.fixture(params=["torch", "kernel"])
+def top_ids(request: pytest.FixtureRequest, monkeypatch):
+    if request.param == "kernel":
+        return top_ids_kernel
+    monkeypatch.setattr(stats, "can_run_triton", lambda device: False)
+    return stats.top_ids
 
 
 def make_logits(vocabulary: int, device: torch.device, dtype=torch.float32, rows: int = 3):
@@ -92,37 +101,37 @@ def test_padding_lanes_never_count_for_an_impossible_token(kernels, device):
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 @pytest.mark.parametrize("k", [1, 5, 20])
-def test_top_ids_are_a_stable_sort_by_value_then_id(kernels, vocabulary, k, device):
+def test_top_ids_are_a_stable_sort_by_value_then_id(kernels, top_ids, vocabulary, k, device):
     for logits in (make_logits(vocabulary, device), make_logits(vocabulary, device).round()):
         partials, *_ = passes(kernels, logits)
-        got = stats.top_ids(logits, partials.maximum, k)
+        got = top_ids(logits, partials.maximum, k)
         want = logits.cpu().sort(dim=-1, descending=True, stable=True).indices[:, :k]
         assert torch.equal(got.cpu()[:, : want.shape[1]], want)
         assert (got[:, want.shape[1] :] == -1).all()
 
 
-def test_equal_logits_give_the_lowest_id(kernels, device):
+def test_equal_logits_give_the_lowest_id(kernels, top_ids, device):
     logits = torch.zeros(2, 700, device=device)
     logits[1, 300:] = 1.0
     partials, *_ = passes(kernels, logits)
-    assert stats.top_ids(logits, partials.maximum, 3).tolist() == [[0, 1, 2], [300, 301, 302]]
+    assert top_ids(logits, partials.maximum, 3).tolist() == [[0, 1, 2], [300, 301, 302]]
 
 
-def test_minus_zero_ties_with_zero(kernels, device):
+def test_minus_zero_ties_with_zero(kernels, top_ids, device):
     logits = torch.zeros(1, 600, device=device)
     logits[0, 0] = -0.0
     partials, *_ = passes(kernels, logits)
-    assert stats.top_ids(logits, partials.maximum, 2).tolist() == [[0, 1]]
+    assert top_ids(logits, partials.maximum, 2).tolist() == [[0, 1]]
 
 
-def test_nan_and_infinite_logits_make_the_normalizer_non_finite(kernels, device):
+def test_nan_and_infinite_logits_make_the_normalizer_non_finite(kernels, top_ids, device):
     logits = make_logits(600, device, rows=4)
     logits[0, 599] = float("nan")
     logits[1, 0] = float("inf")
     logits[2] = NEG_INF
     partials, _, logsumexp = passes(kernels, logits)
     assert logsumexp.isfinite().tolist() == [False, False, False, True]
-    ids = stats.top_ids(logits, partials.maximum, 5)
+    ids = top_ids(logits, partials.maximum, 5)
     assert ((ids >= 0) & (ids < 600)).all()
 
 

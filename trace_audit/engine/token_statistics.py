@@ -10,6 +10,8 @@ import torch
 
 from trace_audit.kernels.partials import CHUNK, TokenCounts, VocabularyPartials
 from trace_audit.kernels.row_sum import row_sum
+from trace_audit.kernels.runtime import can_run_triton
+from trace_audit.kernels.top_ids import top_ids as top_ids_kernel
 
 NUM_TOP = 5
 """Best ids a run stores of its own."""
@@ -198,6 +200,8 @@ def top_ids(logits: torch.Tensor, maximum: torch.Tensor, k: int) -> torch.Tensor
     Returns:
         int64 [B, k]; -1 where the vocabulary has fewer.
     """
+    if logits.is_cuda and can_run_triton(logits.device):
+        return top_ids_kernel(logits, maximum, k)
     vocabulary_size = logits.shape[1]
     num_wanted = min(k, vocabulary_size)
     chunks = _best(maximum, min(k, maximum.shape[1]))
