@@ -1,0 +1,142 @@
+"""Compiles every Triton kernel for an NVIDIA GPU, on any machine.
+
+`python -m tests.kernels.compile_all`. The interpreter runs code that a compiler refuses. Kernels
+are called as in a run, on tensors of a CPU, and a driver that has no device stands in for the GPU:
+everything but the launch happens. Prints the names of the kernels that were compiled.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from trace_audit.kernels import (
+    attention_tile,
+    cached_heads,
+    fused,
+    kv_cache,
+    paged_decode,
+    paged_prefill,
+    row_sum,
+    runtime,
+    token_stats,
+    top_ids,
+    trace_replay,
+)
+
+TARGET = GPUTarget("cuda", 90, 32)
+COMPILED: set[str] = set()
+
+
+def main() -> None:
+    """Compile, and print what was."""
+    assert not runtime.is_interpreted()
+    driver.set_active(
+        SimpleNamespace(
+            get_current_target=lambda: TARGET,
+            get_current_device=lambda: 0,
+            get_current_stream=lambda device: 0,
+        )
+    )
+    JITFunction.__getitem__ = _compiling  # type: ignore[method-assign, assignment]
+    for module in (fused, token_stats, trace_replay):
+        module.can_run_triton = lambda device: True  # type: ignore[attr-defined]
+    token_rows()
+    statistics()
+    between_products()
+    attention()
+    print("\n".join(sorted(COMPILED)))
+
+
+def _compiling(kernel: JITFunction, grid: tuple[int, ...]):  # type: ignore[no-untyped-def]
+    def compile_only(*args: object, **kwargs: object) -> None:
+        kernel.run(*args, grid=grid, warmup=True, **kwargs)
+        COMPILED.add(kernel.fn.__name__)
+
+    return compile_only
+
+
+def ints(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+def token_rows() -> None:
+    rows, lengths = ints(4, 64), ints(4)
+    tokens = ints(3, dtype=torch.int64)
+    trace_replay.apply_trace_tokens(tokens, ints(3), rows, lengths, lengths, lengths)
+    trace_replay.apply_trace_tokens_to_verified(
+        ints(3, 5, dtype=torch.int64), ints(3), ints(15), ints(4), ints(3), rows, lengths, lengths,
+        lengths,
+    )  # fmt: skip
+    trace_replay.append_tokens(rows, lengths, ints(3), tokens)
+    trace_replay.scatter_values(rows, tokens, ints(3))
+
+
+def statistics() -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        logits = torch.zeros(2, 1000, dtype=dtype)
+        partials = token_stats.vocabulary_partials(logits, ints(1000, dtype=torch.int64))
+        token_stats.token_counts(logits, ints(2, dtype=torch.int64))
+        top_ids.top_ids(logits, partials.maximum, 5)
+    for k in (1, 20):
+        top_ids.top_ids(logits, partials.maximum, k)
+    for dtype in (torch.float32, torch.float64):
+        row_sum.row_sum_in_tiles(torch.zeros(2, 3, 1500, dtype=dtype))
+
+
+def between_products() -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        hidden, weight = torch.zeros(2, 576, dtype=dtype), torch.zeros(576, dtype=dtype)
+        fused.add_rms_norm(hidden, None, weight, 1e-5)
+        fused.add_rms_norm(hidden, hidden.clone(), weight, 1e-5)
+        fused.silu_and_multiply(torch.zeros(2, 3072, dtype=dtype))
+        heads, turn = torch.zeros(2, 8, 64, dtype=dtype), torch.zeros(2, 64, dtype=dtype)
+        norm = torch.zeros(64, dtype=dtype)
+        fused.norm_and_rotate(heads, turn, turn.clone(), None, None, 4, 1e-6)
+        fused.norm_and_rotate(heads, turn, turn.clone(), norm, norm.clone(), 4, 1e-6)
+
+
+def attention() -> None:
+    plain = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16)]
+    small = [(torch.bfloat16, d) for d in (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)]
+    options = attention_tile.AttentionOptions(scale=0.1, window=None, softcap=None)
+    for dtype, stored in [*plain, (torch.float16, torch.float16), *small]:
+        attend(dtype, stored, options)
+    options = attention_tile.AttentionOptions(scale=0.1, window=24, softcap=30.0)
+    attend(torch.bfloat16, torch.bfloat16, options)
+    attend(torch.bfloat16, torch.float8_e4m3fn, options, scaled=True)
+
+
+def attend(
+    dtype: torch.dtype,
+    stored: torch.dtype,
+    options: attention_tile.AttentionOptions,
+    *,
+    scaled: bool = False,
+) -> None:
+    """Write and attend to a cache of 2 heads of width 64 for 4 query heads."""
+
+    def side() -> cached_heads.CachedHeads:
+        data = torch.zeros(8, 16, 2, 64, dtype=torch.uint8 if stored.itemsize == 1 else stored)
+        scales = torch.zeros(8, 16, 2) if scaled or stored == torch.int8 else None
+        return cached_heads.CachedHeads(data=data.view(stored), scales=scales)
+
+    keys, values = side(), side()
+    new, slots = torch.zeros(3, 2, 64, dtype=dtype), ints(3, dtype=torch.int64)
+    if stored.itemsize == 1:
+        kv_cache.write_quantized(new, slots, keys)
+    else:
+        kv_cache.write_plain(new, new.clone(), slots, keys, values)
+    query, table, lengths = torch.zeros(3, 4, 64, dtype=dtype), ints(3, 4), ints(3)
+    paged_decode.paged_decode(query, keys, values, table, lengths, 64, options)
+    paged_prefill.paged_prefill(query, keys, values, table, ints(4), lengths, ints(3, 2), options)
+
+
+if __name__ == "__main__":
+    assert triton is not None
+    main()
