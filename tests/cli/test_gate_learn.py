@@ -69,6 +69,19 @@ def test_a_bound_is_the_prediction_of_one_more_upper_bound(
     assert gate["bound"] == rounded_up(max(*uppers, prediction_bound(uppers)))
 
 
+def test_runs_of_the_same_numbers_are_one_run(
+    command: Command, capsys: Capture, tmp_path: Path
+) -> None:
+    """Two configurations that are equal bit for bit say nothing of the spread between good runs."""
+    path = tmp_path / "mine.toml"
+    twins = audit(a=logits(0.1, 1), again=logits(0.1, 1), b=logits(0.1, 2))
+    learn = ("gate", "learn", "x", "-o", str(path), "--run", "a", "--run", "again")
+    assert command(twins, *learn) == 2
+    assert "again is left out: its numbers are those of a" in capsys.readouterr().err
+    assert command(twins, *learn, "--run", "b") == 0
+    assert tomllib.loads(path.read_text())["runs"] == ["a", "b"]
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [(0.0, 0.0), (0.001, 0.00101), (0.25, 0.25), (0.2501, 0.251), (1234.5, 1240.0), (2e-9, 2e-9)],

@@ -288,6 +288,24 @@ def test_kv_size_is_that_of_the_largest_rank(
     assert got == 4 * 2 * layers * kv_heads * 16
 
 
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (["fused=true", "compile=true"], "fused = true replaces"),
+        (["fused=true", "quantization=int8_weight_only"], "fused = true replaces"),
+        (["fused=true", "tensor_parallel_size=2"], "fused = true merges"),
+        (["speculative.method=ngram", "path=prefill"], "method"),
+        (["speculative.method=ngram", "prompt_lookup_min=9"], "prompt_lookup_min"),
+    ],
+)
+def test_dry_run_refuses_what_a_run_would(
+    audit: AuditDir, capsys: pytest.CaptureFixture[str], keys: list[str], message: str
+) -> None:
+    sets = [part for key in keys for part in ("--set", key)]
+    assert run(["replay", str(audit.path), "--config", str(SDPA), *sets, "--dry-run"]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_dry_run_tells_the_ranks_of_a_run(
     audit: AuditDir, capsys: pytest.CaptureFixture[str]
 ) -> None:

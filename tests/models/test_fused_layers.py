@@ -33,7 +33,7 @@ def test_fused_layers_are_the_model(checkpoint, device, family, backend):
     )
     assert (plain.built.backends["layers"], fused.built.backends["layers"]) == (
         "transformers",
-        "fused",
+        "fused, triton" if device.type == "cuda" else "fused, reference",
     )
     prompts = random_prompts(PROMPTS)
     recorded = plain.record(prompts, 6)
@@ -103,3 +103,17 @@ def test_two_changes_of_the_layers_are_refused(changes, message):
     config = RunConfig(name="x", engine=EngineConfig(device="cpu", fused=True, **changes))
     with pytest.raises(ConfigError, match=message):
         resolve(config, hardware=hardware, max_sequence_len=16)
+
+
+def test_on_a_cpu_no_fused_kernel_is_interpreted(checkpoint, monkeypatch):
+    """It would take a hundred times as long, as a run on a CPU has Triton interpreted."""
+    from trace_audit.kernels import fused
+
+    def refused(*arguments: Any) -> None:
+        raise AssertionError("a kernel ran")
+
+    for name in ("add_rms_norm", "norm_and_rotate", "silu_and_multiply"):
+        monkeypatch.setattr(fused, name, refused)
+    one = harness(checkpoint(), torch.device("cpu"), torch.float32, fused=True)
+    assert one.built.backends["layers"] == "fused, reference"
+    one.record(random_prompts(PROMPTS), 2)

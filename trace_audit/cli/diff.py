@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trace_audit.cli.messages import say
 from trace_audit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -253,7 +254,10 @@ def _rendered(
     if output_format == "markdown":
         from trace_audit.report.markdown import render_markdown
 
-        return render_markdown(summary, max_chars=max_chars)
+        text = render_markdown(summary, max_chars=max_chars)
+        if max_chars is not None and len(text) > max_chars:
+            say(f"the report is {len(text):,} characters long: what is left is never cut")
+        return text
     if output_format == "junit":
         from trace_audit.report.junit import render_junit
 
@@ -282,5 +286,6 @@ def _emit(text: str, output: Path | None) -> None:
         output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(
-            f"The report cannot be written to {output}: {error.strerror or error}."
+            f"The report cannot be written to {output}: {error.strerror or error}.",
+            hint="Give a file in a directory that exists and can be written to.",
         ) from error

@@ -55,7 +55,7 @@ def _execute(job: Job, run: RunJob) -> None:
     except TraceAuditError:
         raise
     except BaseException:
-        say(f"{job_name(job)}: unfinished; the same command goes on from its finished shards")
+        say(f"{job_name(job)}: unfinished; the same command goes on from finished shards, if any")
         raise
     if result["resumed_shards"]:
         say(f"{job_name(job)}: went on from {result['resumed_shards']} finished shards")

@@ -82,7 +82,7 @@ def learn(
 def _learned(
     source: AuditSource, baseline: str, good: tuple[str, ...], metrics: tuple[str, ...], name: str
 ) -> Profile:
-    from trace_audit.diff.learn import learned_gates
+    from trace_audit.diff.learn import distinct_runs, learned_gates
     from trace_audit.diff.profiles import Profile
     from trace_audit.diff.report_plan import plan_report
 
@@ -93,6 +93,9 @@ def _learned(
     for pair in summary.pairs:
         if pair.bitwise:
             say(f"{pair.candidate.name} is left out: it equals {baseline} bit for bit")
+    pairs, same = distinct_runs(pairs)
+    for name_of_one, first in same.items():
+        say(f"{name_of_one} is left out: its numbers are those of {first}, and no other run's")
     _check_enough([pair.candidate.name for pair in pairs], baseline)
     gates, missing = learned_gates(pairs, metrics)
     for metric, reason in missing.items():
@@ -135,4 +138,7 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror or error}.") from error
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror or error}.",
+            hint="Give a file in a directory that exists and can be written to.",
+        ) from error

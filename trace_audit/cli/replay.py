@@ -88,6 +88,7 @@ def replay(
     from trace_audit.cli.execute import execute_all
     from trace_audit.cli.plan import check_sequences, check_shuffles, plan_runs, replay_jobs
     from trace_audit.cli.ranks import RunJob, as_rank
+    from trace_audit.config.resolve import check_keys
     from trace_audit.storage.audit_dir import AuditDir
 
     def work(run: RunJob) -> int:
@@ -99,6 +100,8 @@ def replay(
             audit, config_paths, sets, name=name, repeat=repeat, repeat_kinds=kinds, force=force
         )
         check_shuffles(audit, runs, only)
+        for planned in runs:
+            check_keys(planned.config)
         if dry_run:
             where = Path(model or model_path or audit.info.model_path)
             click.echo(describe_runs(audit, runs, model_directory=where, only=only), nl=False)

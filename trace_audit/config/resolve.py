@@ -38,11 +38,7 @@ def resolve(config: RunConfig, *, hardware: Hardware, max_sequence_len: int) -> 
     Raises:
         ConfigError: this machine or these lengths cannot honour the configuration.
     """
-    _check_speculative(config)
-    _check_fixed_batch(config)
-    _check_weights(config)
-    _check_path(config)
-    check_scoring(config.scoring)
+    check_keys(config)
     engine = config.engine
     device = engine.device
     if device == "auto":
@@ -68,6 +64,20 @@ def resolve(config: RunConfig, *, hardware: Hardware, max_sequence_len: int) -> 
         "parallel.reduction": parallel.reduction,
     }
     return override(config, decided)
+
+
+def check_keys(config: RunConfig) -> None:
+    """Refuse keys that contradict each other, whatever the machine, the model and the trace.
+
+    Raises:
+        ConfigError: two of them cannot both be honoured.
+    """
+    _check_speculative(config)
+    _check_fixed_batch(config)
+    _check_weights(config)
+    _check_path(config)
+    check_scoring(config.scoring)
+    _resolved_parallel(config.parallel)
 
 
 def _check_fixed_batch(config: RunConfig) -> None:

@@ -27,6 +27,27 @@ LEARNED = (
 )
 
 
+def distinct_runs(pairs: Sequence[PairSummary]) -> tuple[list[PairSummary], dict[str, str]]:
+    """Runs that differ in a number from every one before them.
+
+    Runs that are equal bit for bit are one run, however many keys lie between them.
+
+    Returns:
+        The others left out, and of each of those the first that it equals, by name.
+    """
+    first: dict[tuple[float | None, ...], str] = {}
+    kept, same = [], {}
+    for pair in pairs:
+        found = [pair.metric(name) for name in LEARNED]
+        key = tuple(None if metric is None else metric.value for metric in found)
+        name = pair.candidate.name
+        if first.setdefault(key, name) == name:
+            kept.append(pair)
+        else:
+            same[name] = first[key]
+    return kept, same
+
+
 def learned_gates(
     pairs: Sequence[PairSummary], metrics: Sequence[str]
 ) -> tuple[tuple[Gate, ...], dict[str, str]]:

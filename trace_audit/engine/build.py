@@ -31,7 +31,7 @@ from trace_audit.errors import ConfigError
 from trace_audit.kernels import kv_cache, reference, token_stats, trace_replay
 from trace_audit.kernels.runtime import can_run_triton, kernel_mode
 from trace_audit.models.compiled import COMPILED
-from trace_audit.models.fused import FUSED
+from trace_audit.models.fused import fused_layers
 from trace_audit.models.loader import LoadedModel
 from trace_audit.parallel.world import World, single_world
 
@@ -143,6 +143,7 @@ def build_engine(
 
 def _model_backends(loaded: LoadedModel) -> dict[str, str]:
     """What the model's own parts run as, for run.json."""
+    device = next(loaded.model.parameters()).device
     return {
         "linear": loaded.linear,
         "experts": loaded.experts,
@@ -151,7 +152,7 @@ def _model_backends(loaded: LoadedModel) -> dict[str, str]:
         "weight_scales": loaded.quantized.scales,
         "checkpoint": loaded.checkpoint or "plain",
         "compile": COMPILED if loaded.compiled else "none",
-        "layers": FUSED if loaded.fused else "transformers",
+        "layers": fused_layers(device) if loaded.fused else "transformers",
     }
 
 

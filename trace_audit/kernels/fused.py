@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from trace_audit.kernels import reference
 from trace_audit.kernels.formats import rounded
-from trace_audit.kernels.runtime import can_run_triton, is_interpreted, triton
+from trace_audit.kernels.runtime import is_interpreted, triton
 
 if triton is not None:
     from triton import language as tl
@@ -32,8 +31,6 @@ def add_rms_norm(
     Returns:
         [T, H] normalized, and the new residual stream [T, H], rounded before it is normalized.
     """
-    if not can_run_triton(hidden.device):
-        return reference.add_rms_norm(hidden, residual, weight, epsilon)
     num_tokens, width = hidden.shape
     normalized = torch.empty_like(hidden)
     total = hidden if residual is None else torch.empty_like(hidden)
@@ -70,9 +67,6 @@ def norm_and_rotate(
         num_heads: query heads; as many keys as values stand behind them.
         epsilon: of the norms.
     """
-    if not can_run_triton(heads.device):
-        reference.norm_and_rotate(heads, cos, sin, query_weight, key_weight, num_heads, epsilon)
-        return
     num_tokens, all_heads, width = heads.shape
     num_kv_heads = (all_heads - num_heads) // 2
     _norm_and_rotate_kernel[(num_tokens, num_heads + num_kv_heads)](
@@ -94,8 +88,6 @@ def norm_and_rotate(
 
 def silu_and_multiply(gate_up: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up: [T, 2 I], gate then up, rows contiguous -> [T, I]."""
-    if not can_run_triton(gate_up.device):
-        return reference.silu_and_multiply(gate_up)
     num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(num_tokens, width, dtype=gate_up.dtype, device=gate_up.device)
     _silu_and_multiply_kernel[(num_tokens, triton.cdiv(width, _COLUMNS))](

@@ -6,8 +6,8 @@ norm of query and key heads. Embedding and head stay transformers' own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch.nn.functional import linear
@@ -15,10 +15,35 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from trace_audit.attention.base import LayerSpec, PagedAttention
 from trace_audit.errors import ConfigError
-from trace_audit.kernels.fused import add_rms_norm, norm_and_rotate, silu_and_multiply
+from trace_audit.kernels import fused, reference
+from trace_audit.kernels.runtime import can_run_triton
 
-FUSED = "fused"
-"""What run.json calls such layers."""
+
+class FusedKernels(Protocol):
+    """What stands between the products, as Triton kernels or as their references."""
+
+    @property
+    def add_rms_norm(self) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+        """See `trace_audit.kernels.fused.add_rms_norm`."""
+
+    @property
+    def norm_and_rotate(self) -> Callable[..., None]:
+        """See `trace_audit.kernels.fused.norm_and_rotate`."""
+
+    @property
+    def silu_and_multiply(self) -> Callable[..., torch.Tensor]:
+        """See `trace_audit.kernels.fused.silu_and_multiply`."""
+
+
+def fused_layers(device: torch.device) -> str:
+    """What run.json calls such layers on a device."""
+    return "fused, triton" if _kernels(device) is fused else "fused, reference"
+
+
+def _kernels(device: torch.device) -> FusedKernels:
+    # Interpreted, they would take a hundred times as long as the references.
+    return fused if device.type == "cuda" and can_run_triton(device) else reference
+
 
 _MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -55,6 +80,7 @@ class FusedLayer(torch.nn.Module):
         super().__init__()
         own = layer.self_attn
         self._attention, self._spec = attention, spec
+        self._kernels = _kernels(own.q_proj.weight.device)
         self._index = int(own.layer_idx)
         self.input_norm, self.post_norm = layer.input_layernorm, layer.post_attention_layernorm
         self.query_norm = getattr(own, "q_norm", None)
@@ -81,17 +107,20 @@ class FusedLayer(torch.nn.Module):
         Returns:
             What is to be added next, and the residual stream.
         """
+        add_rms_norm = self._kernels.add_rms_norm
         normalized, residual = add_rms_norm(hidden, residual, *_norm(self.input_norm))
         attended = self._attend(self.qkv(normalized), cos, sin)
         normalized, residual = add_rms_norm(self.out(attended), residual, *_norm(self.post_norm))
-        return self.down(silu_and_multiply(self.gate_up(normalized))), residual
+        gated = self._kernels.silu_and_multiply(self.gate_up(normalized))
+        return self.down(gated), residual
 
     def _attend(self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         spec, num_tokens = self._spec, len(qkv)
         heads = qkv.view(num_tokens, -1, spec.key_dim)
         query_weight, epsilon = _norm(self.query_norm)
         key_weight, _ = _norm(self.key_norm)
-        norm_and_rotate(heads, cos, sin, query_weight, key_weight, spec.num_heads, epsilon)
+        weights = (query_weight, key_weight)
+        self._kernels.norm_and_rotate(heads, cos, sin, *weights, spec.num_heads, epsilon)
         parts = heads.split([spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
         query, key, value = (part.transpose(0, 1)[None] for part in parts)
         return self._attention.attend(self._index, query, key, value).reshape(num_tokens, -1)
@@ -107,6 +136,7 @@ class FusedDecoder:
 
     def __init__(self, decoder: Any, attention: PagedAttention) -> None:
         self._decoder = decoder
+        self._kernels = _kernels(decoder.norm.weight.device)
         # One after the other: only one layer's weights are there twice.
         for index, spec in enumerate(attention.layers):
             decoder.layers[index] = FusedLayer(decoder.layers[index], attention, spec)
@@ -121,7 +151,7 @@ class FusedDecoder:
         flat, residual = hidden[0], None
         for layer in decoder.layers:
             flat, residual = layer(flat, residual, cos, sin)
-        normalized, _ = add_rms_norm(flat, residual, *_norm(decoder.norm))
+        normalized, _ = self._kernels.add_rms_norm(flat, residual, *_norm(decoder.norm))
         return BaseModelOutputWithPast(last_hidden_state=normalized[None])
 
 

@@ -140,7 +140,7 @@ def identity_rows(pair: PairSummary) -> list[IdentityRow]:
         if part in _ALWAYS_SHOWN or ran[0] != ran[1]:
             sides = [_backend(run, part) for run in (a, b)]
             rows.append(IdentityRow(label=part, baseline=sides[0], candidate=sides[1]))
-    speeds = [count(run.tokens_per_second) for run in (a, b)]
+    speeds = [_speed(run.tokens_per_second) for run in (a, b)]
     rows.append(IdentityRow(label="tokens/s", baseline=speeds[0], candidate=speeds[1]))
     rates = [a.acceptance_rate, b.acceptance_rate]
     if rates != [None, None]:
@@ -301,6 +301,13 @@ def _row(label: str, baseline: str, candidate: str) -> IdentityRow:
     return IdentityRow(
         label=label, baseline=baseline, candidate=candidate, differs=baseline != candidate
     )
+
+
+def _speed(tokens_per_second: float | None) -> str:
+    """Whole tokens a second; of slow runs two digits."""
+    if tokens_per_second is None or tokens_per_second >= 10:
+        return count(tokens_per_second)
+    return f"{tokens_per_second:.2g}"
 
 
 def _backend(run: RunIdentity, part: str) -> str:
