@@ -181,7 +181,7 @@ def test_the_cache_takes_the_bytes_it_was_fitted_by(checkpoint, device, monkeypa
     )
     cache = harness.built.engine._runner.kv_cache
     stored = sum(tensor.nbytes for tensor in cache.tensors)
-    block = stored // harness.built.num_kv_blocks
+    block = stored // (harness.built.num_kv_blocks + 1)  # one is nobody's, for padding
     assert stored <= budget < stored + block
     # 8 tokens, 4 layers, keys and values, 2 heads of 16 numbers.
     element = kv_memory.KV_DTYPES["bfloat16" if name == "auto" else name].itemsize

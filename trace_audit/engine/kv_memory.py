@@ -61,7 +61,9 @@ def num_blocks(
         ConfigError: memory holds less than was asked for, or than one sequence needs.
     """
     per_sequence = -(-config.max_model_len // config.block_size)
-    fitting = _memory_budget(config, device) // _num_sharing(world) // bytes_of_block
+    # The cache has one block more than there is to give away, for padding.
+    room = _memory_budget(config, device) // _num_sharing(world)
+    fitting = max(0, room // bytes_of_block - 1)
     if config.num_kv_blocks > fitting:
         raise ConfigError(
             f"num_kv_blocks = {config.num_kv_blocks} does not fit: the free memory holds {fitting}",
