@@ -255,6 +255,9 @@ class _NoOutputs:
     def add(self, output: Any) -> None:
         """See `OutputBuffer`."""
 
-    def collect(self, requests: list[Request]) -> list[Any]:
+    def collect_expert_ids(self) -> None:
+        """See `OutputBuffer`."""
+
+    def collect(self, requests: list[Request], expert_ids: None = None) -> list[Any]:
         """The traces, as if they had been committed: nobody asks this engine what was."""
         return [SimpleNamespace(token_ids=np.array(request.trace)) for request in requests]
