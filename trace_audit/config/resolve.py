@@ -92,6 +92,7 @@ def _check_fixed_batch(config: RunConfig) -> None:
 
 def _check_weights(config: RunConfig) -> None:
     engine, parallel = config.engine, config.parallel
+    has_ranks = parallel.world_size > 1 or parallel.backend in ("process", "emulated")
     if engine.quantization != "none" and parallel.tensor_parallel_size > 1:
         raise ConfigError(
             f'quantization = "{engine.quantization}" and tensor_parallel_size = '
@@ -105,13 +106,13 @@ def _check_weights(config: RunConfig) -> None:
             f"fused = true replaces the decoder layers, and {other} changes those of transformers",
             hint="use one of the two",
         )
-    if engine.fused and (parallel.world_size > 1 or parallel.backend in ("process", "emulated")):
+    if engine.fused and has_ranks:
         raise ConfigError(
             "fused = true merges weights of a model that is whole, and ranks hold shards of it "
             f'({parallel.world_size} of them, backend = "{parallel.backend}")',
             hint='use one rank and backend = "single", or fused = false',
         )
-    if engine.compile and (parallel.world_size > 1 or parallel.backend in ("process", "emulated")):
+    if engine.compile and has_ranks:
         raise ConfigError(
             "compile = true compiles a model that is whole, and ranks hold shards of it "
             f'({parallel.world_size} of them, backend = "{parallel.backend}")',
