@@ -11,8 +11,8 @@ from tests.tiny import Harness, random_prompts
 from trace_audit.config import SpeculativeConfig
 from trace_audit.engine.draws import draw_draft_first, draw_ids, uniforms
 from trace_audit.engine.request import RequestOutput
-from trace_audit.engine.token_statistics import chunk_masses, log_normalizer, odd_multipliers
-from trace_audit.kernels import reference
+from trace_audit.engine.token_statistics import odd_multipliers
+from trace_audit.kernels.statistics import REFERENCE
 
 HOT = {"temperature": 1.3, "seed": 7}
 # Largest share of a chi-square that the true distribution exceeds in one of 10,000 tests, over its
@@ -26,9 +26,9 @@ def chi_square_limit(freedom: int) -> float:
 
 def drawn(logits: torch.Tensor, drafts: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     multipliers = odd_multipliers(logits.shape[1], logits.device)
-    partials = reference.vocabulary_partials(logits, multipliers)
-    maximum, _ = log_normalizer(partials)
-    mass = chunk_masses(logits, partials, maximum, drafts[:, None])
+    partials = REFERENCE.vocabulary_partials(logits, multipliers)
+    maximum = partials.maximum.amax(-1)
+    mass = REFERENCE.chunk_masses(logits, partials, drafts[:, None])
     return draw_draft_first(logits, maximum, mass, drafts, uniform)
 
 
@@ -65,9 +65,9 @@ def test_without_a_draft_nothing_changes(device):
     logits = torch.randn(50, 600, generator=generator).to(device)
     uniform = torch.rand(50, 1, generator=generator).double().to(device)
     nothing = torch.full((50,), -1, device=device)
-    partials = reference.vocabulary_partials(logits, odd_multipliers(600, device))
-    maximum, _ = log_normalizer(partials)
-    mass = chunk_masses(logits, partials, maximum, nothing[:, None])
+    partials = REFERENCE.vocabulary_partials(logits, odd_multipliers(600, device))
+    maximum = partials.maximum.amax(-1)
+    mass = REFERENCE.chunk_masses(logits, partials, nothing[:, None])
     want = draw_ids(logits, maximum, mass, nothing[:, None], uniform)[:, 0]
     assert torch.equal(drawn(logits, nothing, uniform), want)
 

@@ -12,7 +12,7 @@ from trace_audit.engine import token_statistics as stats
 from trace_audit.engine.build import build_engine
 from trace_audit.engine.sampler import Sampler, SamplingInputs
 from trace_audit.engine.scoring import processed
-from trace_audit.kernels import reference, token_stats
+from trace_audit.kernels.statistics import REFERENCE, TRITON
 
 NEG_INF = float("-inf")
 DISTRIBUTIONS = [
@@ -130,7 +130,7 @@ class Forced:
 
 @pytest.fixture(params=["triton", "reference"])
 def kernels(request: pytest.FixtureRequest):
-    return token_stats if request.param == "triton" else reference
+    return TRITON if request.param == "triton" else REFERENCE
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -216,7 +216,7 @@ def test_the_blocked_path_gives_the_bits_of_the_plain_one(kernels, device):
 def test_joined_keeps_the_order(device):
     logits = make_logits(300).to(device)
     tokens = logits.argmax(-1)
-    parts = [score(reference, logits[i : i + 1], tokens[i : i + 1], Distribution()) for i in (2, 0)]
+    parts = [score(REFERENCE, logits[i : i + 1], tokens[i : i + 1], Distribution()) for i in (2, 0)]
     assert torch.equal(stats.joined(parts).logsumexp, torch.cat([p.logsumexp for p in parts]))
 
 

@@ -24,10 +24,9 @@ from trace_audit.kernels import (
     paged_prefill,
     row_sum,
     runtime,
-    token_stats,
-    top_ids,
     trace_replay,
 )
+from trace_audit.kernels.statistics import TRITON
 
 TARGET = GPUTarget("cuda", 90, 32)
 COMPILED: set[str] = set()
@@ -44,8 +43,7 @@ def main() -> None:
         )
     )
     JITFunction.__getitem__ = _compiling  # type: ignore[method-assign, assignment]
-    for module in (token_stats, trace_replay):
-        module.can_run_triton = lambda device: True  # type: ignore[attr-defined]
+    trace_replay.can_run_triton = lambda device: True  # type: ignore[attr-defined]
     token_rows()
     statistics()
     between_products()
@@ -80,11 +78,15 @@ def token_rows() -> None:
 def statistics() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         logits = torch.zeros(2, 1000, dtype=dtype)
-        partials = token_stats.vocabulary_partials(logits, ints(1000, dtype=torch.int64))
-        token_stats.token_counts(logits, ints(2, dtype=torch.int64))
-        top_ids.top_ids(logits, partials.maximum, 5)
-    for k in (1, 20):
-        top_ids.top_ids(logits, partials.maximum, k)
+        tokens = ints(2, dtype=torch.int64)
+        partials = TRITON.vocabulary_partials(logits, ints(1000, dtype=torch.int64))
+        counts = TRITON.token_counts(logits, tokens)
+        top, support = ints(2, 5), ints(2, 24)
+        for excluded in (support[:, :20], ints(2, 1, dtype=torch.int64)):
+            tail = TRITON.chunk_masses(logits, partials, excluded)
+        TRITON.row_statistics(logits, partials, counts, tail, tokens, top, support)
+        for k in (1, 5, 20):
+            TRITON.top_ids(logits, partials.maximum, k)
     for dtype in (torch.float32, torch.float64):
         row_sum.row_sum_in_tiles(torch.zeros(2, 3, 1500, dtype=dtype))
 

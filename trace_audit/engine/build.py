@@ -28,8 +28,9 @@ from trace_audit.engine.proposers import Drafting, NgramProposer, PlaceholderPro
 from trace_audit.engine.scheduler import Scheduler, SchedulerHooks
 from trace_audit.engine.trace_replay import TraceKernels
 from trace_audit.errors import ConfigError
-from trace_audit.kernels import kv_cache, reference, token_stats, trace_replay
+from trace_audit.kernels import kv_cache, reference, trace_replay
 from trace_audit.kernels.runtime import can_run_triton, kernel_mode
+from trace_audit.kernels.statistics import REFERENCE, statistics_kernels
 from trace_audit.models.compiled import COMPILED
 from trace_audit.models.fused import fused_layers
 from trace_audit.models.loader import LoadedModel
@@ -95,7 +96,7 @@ def build_engine(
         "loaded": loaded,
         "world": world,
         "backend": backend,
-        "statistics_kernels": reference if use_reference else token_stats,
+        "statistics_kernels": REFERENCE if use_reference else statistics_kernels(device),
         "max_num_reqs": config.num_slots,
         "max_model_len": config.max_model_len,
         # One more block than there is to give away: the null block of padding.

@@ -21,10 +21,11 @@ from trace_audit.engine.request import Request
 from trace_audit.engine.request_state import RequestState
 from trace_audit.engine.sampler import Rejection, Sampler, SamplingInputs
 from trace_audit.engine.scheduler import ScheduledRequest
-from trace_audit.engine.token_statistics import StatisticsKernels, packed
+from trace_audit.engine.token_statistics import packed
 from trace_audit.engine.trace_replay import TraceKernels, TraceReplayState
 from trace_audit.engine.verification import Verification, committed_rows
 from trace_audit.kernels.runtime import to_device
+from trace_audit.kernels.statistics import StatisticsKernels
 from trace_audit.models.loader import LoadedModel
 from trace_audit.parallel.world import World
 
@@ -70,7 +71,7 @@ class ModelRunner:
         loaded: the model, or this rank's share.
         world: this rank's place.
         backend: attention backend.
-        statistics_kernels: the two vocabulary passes.
+        statistics_kernels: the steps from logits to statistics.
         max_num_reqs: request slots.
         max_model_len: longest sequence.
         kv_cache: of this rank's layers; its last block is nobody's, for padding.

@@ -19,7 +19,6 @@ from trace_audit.engine.scoring import processed
 from trace_audit.engine.token_statistics import (
     SUPPORT_TAIL_DRAWS,
     SUPPORT_TOP_K,
-    StatisticsKernels,
     TokenStatistics,
 )
 from trace_audit.engine.trace_replay import TraceReplayState
@@ -27,6 +26,7 @@ from trace_audit.engine.verification import REJECTED, Verification
 from trace_audit.kernels.partials import VocabularyPartials
 from trace_audit.kernels.row_sum import row_sum
 from trace_audit.kernels.runtime import to_device
+from trace_audit.kernels.statistics import StatisticsKernels
 
 _SAMPLING_DRAW = SUPPORT_TAIL_DRAWS  # draw number after those of the tail
 _PROCESSED_ROWS = 8  # copied to float32 at once
@@ -91,7 +91,7 @@ class Sampler:
     Args:
         vocabulary_size: width of the logits.
         device: their device.
-        kernels: the two vocabulary passes.
+        kernels: the steps from logits to statistics.
         trace_replay: None where `enable_trace_replay` is false.
         scored: the distribution that statistics are of. Tokens are chosen from the untouched
             logits whatever it is.
@@ -141,8 +141,8 @@ class Sampler:
         """
         partials = self._kernels.vocabulary_partials(logits, self._multipliers)
         num_top = inputs.num_top if self._scored.is_raw else 1
-        top = stats.top_ids(logits, partials.maximum, num_top)
-        greedy = top[:, 0]
+        top = self._kernels.top_ids(logits, partials.maximum, num_top)
+        greedy = top[:, 0].clone()  # it may be overwritten
         kept = None
         if forced is not None:
             sampled = forced
@@ -179,14 +179,14 @@ class Sampler:
         drafts: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if inputs.temperatures is None:
-            return greedy.clone()  # it is going to be overwritten
+            return greedy
         assert inputs.uniforms is not None
         hot = inputs.temperatures > 0
         scaled = logits.float() / torch.where(hot, inputs.temperatures, 1.0)[:, None]
         partials = self._kernels.vocabulary_partials(scaled, self._multipliers)
-        maximum, _ = stats.log_normalizer(partials)
+        maximum = partials.maximum.amax(-1)
         drafts = torch.full_like(greedy, -1) if drafts is None else drafts
-        mass = stats.chunk_masses(scaled, partials, maximum, drafts[:, None])
+        mass = self._kernels.chunk_masses(scaled, partials, drafts[:, None])
         uniform = inputs.uniforms[:, _SAMPLING_DRAW:]
         drawn = draw_draft_first(scaled, maximum, mass, drafts, uniform)
         return torch.where(hot & (drawn >= 0), drawn, greedy)
@@ -200,7 +200,7 @@ class Sampler:
             rows = slice(start, start + _PROCESSED_ROWS)
             own = processed(logits[rows], self._scored)
             partials = self._kernels.vocabulary_partials(own, self._multipliers)
-            top = stats.top_ids(own, partials.maximum, inputs.num_top)
+            top = self._kernels.top_ids(own, partials.maximum, inputs.num_top)
             parts.append(self._score(own, partials, top, tokens[rows], inputs.rows(rows)))
         return stats.joined(parts)
 
@@ -212,41 +212,44 @@ class Sampler:
         tokens: torch.Tensor,
         inputs: SamplingInputs,
     ) -> TokenStatistics:
-        row_maximum, logsumexp = stats.log_normalizer(partials)
-        finite = logsumexp.isfinite()
-        support = inputs.support
+        kernels, support = self._kernels, inputs.support
         excluded = top.int() if support is None else support[:, :SUPPORT_TOP_K]
         if inputs.has_support is not None:
             excluded = torch.where(inputs.has_support[:, None], excluded, top.int())
-        counts = self._kernels.token_counts(logits, tokens)
-        tail = stats.chunk_masses(logits, partials, row_maximum, excluded)
+        tail = kernels.chunk_masses(logits, partials, excluded)
         if support is None or inputs.has_support is not None:
-            assert inputs.uniforms is not None
-            uniform = inputs.uniforms[:, :SUPPORT_TAIL_DRAWS]
-            tail_ids = draw_ids(logits, row_maximum, tail, excluded.long(), uniform)
-            own = torch.cat([excluded, tail_ids.int()], dim=1)
-            own = torch.where(finite[:, None], own, -1)
+            own = _own_support(logits, partials, tail, excluded, inputs)
             support = (
                 own
                 if support is None or inputs.has_support is None
                 else torch.where(inputs.has_support[:, None], support, own)
             )
-        rank = counts.num_greater.sum(-1, dtype=torch.int32) + 1
-        ties = counts.num_equal.sum(-1, dtype=torch.int32) - 1
         top = top[:, : stats.NUM_TOP].int()
-        return TokenStatistics(
-            logprob=stats.logprobs_at(logits, logsumexp, tokens[:, None])[:, 0],
-            rank=torch.where(finite, rank, 0),
-            tie_count=torch.where(finite, ties, 0),
-            entropy=stats.entropy(partials, row_maximum),
-            logsumexp=logsumexp,
-            top_token_ids=top,
-            top_logprobs=stats.logprobs_at(logits, logsumexp, top),
-            support_token_ids=support,
-            support_logprobs=stats.logprobs_at(logits, logsumexp, support),
-            log_tail_mass=row_sum(tail).log() + (row_maximum - logsumexp),
-            logits_hash=partials.bits.sum(-1),
-        )
+        counts = kernels.token_counts(logits, tokens)
+        rows = kernels.row_statistics(logits, partials, counts, tail, tokens, top, support)
+        return TokenStatistics(**vars(rows), top_token_ids=top, support_token_ids=support)
+
+
+def _own_support(
+    logits: torch.Tensor,
+    partials: VocabularyPartials,
+    tail: torch.Tensor,
+    best: torch.Tensor,
+    inputs: SamplingInputs,
+) -> torch.Tensor:
+    """Support made of the row's best ids int32 [B, SUPPORT_TOP_K] and draws from its tail.
+
+    Returns:
+        int32 [B, SUPPORT_TOP_K + SUPPORT_TAIL_DRAWS]; all -1 where the row is not finite.
+    """
+    assert inputs.uniforms is not None
+    maximum = partials.maximum.amax(-1)
+    uniform = inputs.uniforms[:, :SUPPORT_TAIL_DRAWS]
+    drawn = draw_ids(logits, maximum, tail, best.long(), uniform)
+    own = torch.cat([best, drawn.int()], dim=1)
+    mass = row_sum(partials.sum_exp * (partials.maximum - maximum[:, None]).exp())
+    finite = mass.isfinite() & maximum.isfinite()
+    return torch.where(finite[:, None], own, -1)
 
 
 def _support_rows(rows: Sequence[LogitsRow]) -> npt.NDArray[np.int32]:

@@ -1,4 +1,4 @@
-"""Small per-chunk tables of a logits row: what the vocabulary-wide passes leave behind."""
+"""Small per-chunk tables of a logits row, and the numbers that are made of them."""
 
 from __future__ import annotations
 
@@ -38,6 +38,34 @@ class TokenCounts:
 
     num_greater: torch.Tensor
     num_equal: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowStatistics:
+    """Numbers of B rows, each against its token, its top ids and its support.
+
+    Attributes:
+        logprob: float32 [B], of the token, in nats.
+        rank: int32 [B], 1 + logits strictly larger than the token's; 0 where the normalizer is
+            not finite.
+        tie_count: int32 [B], other logits equal to the token's; 0 where rank is.
+        entropy: float32 [B], in nats.
+        logsumexp: float32 [B], the normalizer.
+        top_logprobs: float32 [B, T].
+        support_logprobs: float32 [B, S]; NaN where the id is -1.
+        log_tail_mass: float32 [B], log of the probability outside the fixed support.
+        logits_hash: int64 [B], sum of the rows' `bits` modulo 2^64.
+    """
+
+    logprob: torch.Tensor
+    rank: torch.Tensor
+    tie_count: torch.Tensor
+    entropy: torch.Tensor
+    logsumexp: torch.Tensor
+    top_logprobs: torch.Tensor
+    support_logprobs: torch.Tensor
+    log_tail_mass: torch.Tensor
+    logits_hash: torch.Tensor
 
 
 def num_chunks(vocabulary_size: int) -> int:

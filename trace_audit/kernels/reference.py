@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import pad
 
 from trace_audit.kernels.cached_heads import LARGEST, CachedHeads
-from trace_audit.kernels.partials import CHUNK, TokenCounts, VocabularyPartials, num_chunks
-
-_ROWS_AT_ONCE = 8
 
 
 def apply_trace_tokens(
@@ -110,54 +106,6 @@ def write_quantized(heads: torch.Tensor, slots: torch.Tensor, cached: CachedHead
     codes = x.round() if dtype == torch.int8 else x
     raw = cached.raw
     raw.flatten(0, 1).index_copy_(0, slots, codes.to(dtype).view(raw.dtype))
-
-
-def vocabulary_partials(logits: torch.Tensor, multipliers: torch.Tensor) -> VocabularyPartials:
-    """See `trace_audit.kernels.token_stats.vocabulary_partials`."""
-    factors = _chunked(multipliers[None], 0)
-    # A few rows at a time stay in cache: a quarter of the time of all rows at once.
-    parts = [_vocabulary_rows(rows, factors) for rows in logits.split(_ROWS_AT_ONCE)]
-    return VocabularyPartials(
-        **{name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    )
-
-
-def _vocabulary_rows(logits: torch.Tensor, factors: torch.Tensor) -> dict[str, torch.Tensor]:
-    x = _chunked(logits.float(), float("-inf"))
-    maximum = x.amax(-1)
-    maximum = torch.where(maximum.isnan(), float("-inf"), maximum)
-    shift = x - torch.where(maximum == float("-inf"), 0.0, maximum)[..., None]
-    e = shift.exp()
-    # exp(-inf) * -inf would be NaN; exp(-200) is 0 in float32, and so is what it adds.
-    weighted = e * shift.clamp_(min=-200.0)
-    bits = x.view(torch.int32).long().mul_(factors)
-    return {
-        "maximum": maximum,
-        "sum_exp": e.sum(-1),
-        "sum_exp_x": weighted.sum(-1),
-        "bits": bits.sum(-1),
-    }
-
-
-def token_counts(logits: torch.Tensor, tokens: torch.Tensor) -> TokenCounts:
-    """See `trace_audit.kernels.token_stats.token_counts`."""
-    # NaN compares false, so the padding is never counted.
-    x = _chunked(logits.float(), float("nan"))
-    y = logits.gather(1, tokens[:, None]).float()[..., None]
-    # Comparisons into floats: their sums are exact, and far faster than sums of booleans.
-    hits = torch.empty_like(x)
-    num_greater = torch.gt(x, y, out=hits).sum(-1).int()
-    num_equal = torch.eq(x, y, out=hits).sum(-1).int()
-    return TokenCounts(num_greater=num_greater, num_equal=num_equal)
-
-
-def _chunked(values: torch.Tensor, fill: float) -> torch.Tensor:
-    """[B, V] -> [B, C, CHUNK], the last chunk filled up."""
-    missing = num_chunks(values.shape[1]) * CHUNK - values.shape[1]
-    if missing:
-        values = pad(values, (0, missing), value=fill)
-    chunks: torch.Tensor = values.unflatten(1, (-1, CHUNK))
-    return chunks
 
 
 def add_rms_norm(

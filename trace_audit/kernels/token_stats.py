@@ -1,21 +1,21 @@
 """Two passes over the vocabulary that leave a few numbers a chunk of ids.
 
-Neither copies the logits to float32 as a whole. What is built on the small tables they leave is in
-`trace_audit.engine.token_statistics`; the tail mass is a sum, never 1 minus the rest, and the
-chunk maxima are enough to find the best ids exactly, ties included.
+Neither copies the logits to float32 as a whole. `top_ids`, `chunk_masses` and `row_statistics` are
+built on the small tables they leave; the tail mass is a sum, never 1 minus the rest, and the chunk
+maxima are enough to find the best ids exactly, ties included.
 """
 
 from __future__ import annotations
 
 import torch
 
-from trace_audit.kernels import reference
 from trace_audit.kernels.partials import CHUNK, TokenCounts, VocabularyPartials, num_chunks
-from trace_audit.kernels.runtime import can_run_triton, is_interpreted, triton
+from trace_audit.kernels.runtime import is_interpreted, triton
 
 if triton is not None:
     from triton import language as tl
-    from triton.language.extra import libdevice
+
+    from trace_audit.kernels.transcendental import exp
 
 _CHUNKS_PER_PROGRAM = 8
 _CHUNKS_PER_PROGRAM_INTERPRETED = 256
@@ -28,8 +28,6 @@ def vocabulary_partials(logits: torch.Tensor, multipliers: torch.Tensor) -> Voca
         logits: [B, V] in float32, bfloat16 or float16, rows contiguous; read only.
         multipliers: int64 [V], odd.
     """
-    if not can_run_triton(logits.device):
-        return reference.vocabulary_partials(logits, multipliers)
     num_rows, vocabulary_size = logits.shape
     chunks = num_chunks(vocabulary_size)
     shape = (num_rows, chunks)
@@ -63,10 +61,8 @@ def token_counts(logits: torch.Tensor, tokens: torch.Tensor) -> TokenCounts:
 
     Args:
         logits: [B, V], rows contiguous; read only.
-        tokens: int64 [B], inside the vocabulary.
+        tokens: int64 [B], contiguous, inside the vocabulary.
     """
-    if not can_run_triton(logits.device):
-        return reference.token_counts(logits, tokens)
     num_rows, vocabulary_size = logits.shape
     chunks = num_chunks(vocabulary_size)
     counts = TokenCounts(
@@ -97,13 +93,6 @@ def _chunks_per_program(chunks: int) -> int:
 if triton is not None:
 
     @triton.jit
-    def _exp(x, INTERPRETED: tl.constexpr):
-        # tl.exp is the hardware's approximation; its error grows with |x|, and tails are far out.
-        if INTERPRETED:
-            return tl.exp(x)
-        return libdevice.exp(x)
-
-    @triton.jit
     def _vocabulary_partials_kernel(
         logits_ptr,  # [B, V]
         logits_stride,
@@ -128,7 +117,7 @@ if triton is not None:
         broken = tl.max((x != x).to(tl.int32), axis=1) > 0
         maximum = tl.where(broken, neg_inf, tl.max(x, axis=1))
         shift = x - tl.where(maximum == neg_inf, 0.0, maximum)[:, None]
-        e = _exp(shift, INTERPRETED)
+        e = exp(shift, INTERPRETED)
         multipliers = tl.load(multipliers_ptr + ids, mask=inside, other=0)
         bits = x.to(tl.int32, bitcast=True).to(tl.int64) * multipliers
         out = row * chunks + chunk
