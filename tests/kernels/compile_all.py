@@ -7,6 +7,7 @@ everything but the launch happens. Prints the names of the kernels that were com
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
@@ -18,6 +19,7 @@ from triton.runtime.jit import JITFunction
 from trace_audit.kernels import (
     attention_tile,
     cached_heads,
+    few_rows,
     fused,
     kv_cache,
     paged_decode,
@@ -96,6 +98,12 @@ def between_products() -> None:
         hidden, weight = torch.zeros(2, 576, dtype=dtype), torch.zeros(576, dtype=dtype)
         fused.add_rms_norm(hidden, None, weight, 1e-5)
         fused.add_rms_norm(hidden, hidden.clone(), weight, 1e-5)
+        matrix, bias = torch.zeros(1152, 576, dtype=dtype), torch.zeros(1152, dtype=dtype)
+        few_rows.few_rows_linear(hidden, matrix, bias)
+        for residual in (None, hidden.clone()):
+            norm = few_rows.Norm(residual, weight, 1e-5)
+            few_rows.few_rows_linear(hidden, matrix, None, norm=norm)
+            few_rows.few_rows_linear(hidden, matrix, bias, norm=norm, gated=True)
         fused.silu_and_multiply(torch.zeros(2, 3072, dtype=dtype))
         heads, turn = torch.zeros(2, 8, 64, dtype=dtype), torch.zeros(2, 64, dtype=dtype)
         norm = torch.zeros(64, dtype=dtype)
@@ -135,7 +143,11 @@ def attend(
     else:
         kv_cache.write_plain(new, new.clone(), slots, keys, values)
     query, table, lengths = torch.zeros(3, 4, 64, dtype=dtype), ints(3, 4), ints(3)
-    paged_decode.paged_decode(query, keys, values, table, lengths, 64, options)
+    config = paged_decode.decode_config(3, 2, 64, 64)
+    for whole in (False, True):
+        paged_decode.paged_decode(
+            query, keys, values, table, lengths, 64, options, replace(config, whole=whole)
+        )
     paged_prefill.paged_prefill(query, keys, values, table, ints(4), lengths, ints(3, 2), options)
 
 

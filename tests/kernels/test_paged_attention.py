@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,6 +12,8 @@ from trace_audit.attention.base import AttentionBatch, KVCache, LayerSpec
 from trace_audit.attention.eager import EagerAttention
 from trace_audit.attention.sdpa import SdpaAttention
 from trace_audit.attention.triton import TritonAttention
+from trace_audit.kernels.attention_tile import AttentionOptions
+from trace_audit.kernels.paged_decode import decode_config, paged_decode
 
 BACKENDS = {"eager": EagerAttention, "sdpa": SdpaAttention, "triton": TritonAttention}
 
@@ -268,6 +272,28 @@ def test_a_row_does_not_depend_on_its_neighbours(backend, device):
         attention.prepare(alone)
         got = attention.forward(query[row : row + 1], cache.keys[0], cache.values[0], spec)
         assert torch.equal(got, together[row : row + 1])
+
+
+@pytest.mark.parametrize("stored", [None, "fp8_per_token_head"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("spec", SPECS)
+def test_whoever_joins_the_parts_of_a_context_the_bits_are_the_same(spec, dtype, stored, device):
+    spec = SPECS[spec]
+    lens = [1, 63, 64, 65, 300, 513, 1100]
+    cache, query, batch, _ = make_case(spec, [1] * 7, lens, 8, dtype, device, stored=stored)
+    tables = (torch.from_numpy(t).int().to(device) for t in (batch.block_table, batch.context_lens))
+    table, context_lens = tables
+    options = AttentionOptions(scale=spec.scale, window=spec.window, softcap=spec.softcap)
+    config = decode_config(7, spec.num_kv_heads, spec.key_dim, 1100)
+    whole, split = (
+        paged_decode(
+            query, cache.keys[0], cache.values[0], table, context_lens, longest, options,
+            replace(config, whole=whole),
+        )
+        for whole, longest in ((True, 1100), (False, 2048))
+    )  # fmt: skip
+    assert torch.equal(whole.view(torch.uint8), split.view(torch.uint8))
+    assert whole.isfinite().all()
 
 
 def test_sdpa_refuses_soft_capping():

@@ -1,7 +1,9 @@
 """Attention of one token a row over a paged KV cache, each row's context split into parts.
 
-Every launch configuration is fixed by head width alone, and a row's split count by its own length:
-no result depends on a row's neighbours, on the size of the cache or on tuning.
+Parts have a fixed length and are joined one after the other, from a row's first to its last. Who
+joins them is a matter of speed and changes no bit: a program that takes a head's whole context,
+where there are enough of those for the GPU, or a second kernel where each part is a program's.
+So no result depends on a row's neighbours, on the size of the cache or on tuning.
 """
 
 from __future__ import annotations
@@ -19,8 +21,11 @@ if triton is not None:
     from triton import language as tl
 
 SPLIT = 256
-"""Context tokens a program covers."""
-_PARTS = 16  # combined at once
+"""Context tokens of a part."""
+_EXTRA = 4  # floats behind a part's sum: its largest score, its total, and two for alignment
+_UNROLLED = 8  # parts whose loads are under way at once
+_WHOLE_PROGRAMS = 256  # so many fill a GPU
+_WHOLE_CONTEXT = 2048  # longer ones are split: a row much longer than the rest would be waited for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,20 +33,25 @@ class DecodeConfig:
     """How the decode kernel is launched.
 
     Attributes:
-        split: context tokens a program covers.
-        tile: of them loaded at once.
+        split: context tokens of a part; it and `tile` are part of what is computed.
+        tile: of them loaded at once, a divisor of `split`.
+        whole: whether a program takes a head's whole context.
         num_warps, num_stages: see Triton.
     """
 
     split: int = SPLIT
     tile: int
-    num_warps: int
-    num_stages: int
+    whole: bool
+    num_warps: int = 4
+    num_stages: int = 2
 
 
-def decode_config(head_dim: int) -> DecodeConfig:
-    """The configuration of a head width; the order of a row's sums depends on nothing else."""
-    return DecodeConfig(tile=64 if head_dim <= 128 else 32, num_warps=4, num_stages=2)
+def decode_config(
+    num_rows: int, num_kv_heads: int, head_dim: int, max_context_len: int
+) -> DecodeConfig:
+    """The fastest configuration among those that compute the same."""
+    whole = num_rows * num_kv_heads >= _WHOLE_PROGRAMS and max_context_len <= _WHOLE_CONTEXT
+    return DecodeConfig(tile=64 if head_dim <= 128 else 32, whole=whole)
 
 
 def paged_decode(
@@ -68,16 +78,17 @@ def paged_decode(
     Returns:
         [B, H, DV] in the query's dtype.
     """
-    config = config or decode_config(query.shape[2])
     num_rows, num_heads, key_dim = query.shape
     _, block_size, num_kv_heads, value_dim = values.data.shape
-    num_splits = triton.cdiv(max_context_len, config.split)
+    config = config or decode_config(num_rows, num_kv_heads, key_dim, max_context_len)
     group = num_heads // num_kv_heads
-    partial_shape = (num_rows, num_heads, num_splits)
-    acc = torch.empty(*partial_shape, value_dim, dtype=torch.float32, device=query.device)
-    maximum = torch.empty(partial_shape, dtype=torch.float32, device=query.device)
-    total = torch.empty(partial_shape, dtype=torch.float32, device=query.device)
     out = torch.empty(num_rows, num_heads, value_dim, dtype=query.dtype, device=query.device)
+    parts = None
+    num_splits = 1
+    if not config.whole:
+        num_splits = triton.cdiv(max_context_len, config.split)
+        shape = (num_rows, num_heads, num_splits, value_dim + _EXTRA)
+        parts = torch.empty(shape, dtype=torch.float32, device=query.device)
     _decode_kernel[(num_rows, num_kv_heads, num_splits)](
         query,
         *query.stride(),
@@ -88,9 +99,8 @@ def paged_decode(
         block_table,
         block_table.stride(0),
         context_lens,
-        acc,
-        maximum,
-        total,
+        out,
+        parts,
         num_splits,
         options.scale,
         options.softcap or 1.0,
@@ -102,6 +112,7 @@ def paged_decode(
         VALUE_DIM=value_dim,
         VALUE_PAD=max(16, triton.next_power_of_2(value_dim)),
         BLOCK_SIZE=block_size,
+        PART=value_dim + _EXTRA,
         SPLIT=config.split,
         TILE=config.tile,
         WINDOW=options.window or 0,
@@ -111,29 +122,42 @@ def paged_decode(
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
-    # Interpreted, a program costs far more than its lanes do.
-    heads = triton.next_power_of_2(num_heads) if is_interpreted() else 1
-    _combine_kernel[(num_rows, triton.cdiv(num_heads, heads))](
-        acc,
-        maximum,
-        total,
-        context_lens,
-        out,
-        num_splits,
-        NUM_HEADS=num_heads,
-        HEADS=heads,
-        VALUE_DIM=value_dim,
-        VALUE_PAD=triton.next_power_of_2(value_dim),
-        SPLIT=config.split,
-        PARTS=_PARTS,
-        WINDOW=options.window or 0,
-        INTERPRETED=is_interpreted(),
-        num_warps=2,
-    )
+    if parts is not None:
+        # Interpreted, a program costs far more than its lanes do.
+        heads = triton.next_power_of_2(num_heads) if is_interpreted() else 1
+        _join_kernel[(num_rows, triton.cdiv(num_heads, heads))](
+            parts,
+            context_lens,
+            out,
+            num_splits,
+            NUM_HEADS=num_heads,
+            HEADS=heads,
+            VALUE_DIM=value_dim,
+            VALUE_PAD=triton.next_power_of_2(value_dim),
+            PART=value_dim + _EXTRA,
+            SPLIT=config.split,
+            UNROLLED=_UNROLLED,
+            WINDOW=options.window or 0,
+            INTERPRETED=is_interpreted(),
+            num_warps=1,
+        )
     return out
 
 
 if triton is not None:
+
+    @triton.jit
+    def _joined(acc, maximum, total, part_acc, part_maximum, part_total):
+        """A softmax over some context, and one over the part behind it, as one.
+
+        Products and sums are written as they are to be rounded: both kernels must round alike.
+        """
+        new_maximum = tl.maximum(maximum, part_maximum)
+        safe = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
+        old = tl.exp(maximum - safe)
+        new = tl.exp(part_maximum - safe)
+        acc = tl.fma(acc, tl.broadcast_to(old[:, None], acc.shape), part_acc * new[:, None])
+        return acc, new_maximum, tl.fma(total, old, part_total * new)
 
     @triton.jit
     def _decode_kernel(
@@ -148,9 +172,8 @@ if triton is not None:
         table_ptr,  # int32 [B, max_blocks]
         table_stride,
         context_lens_ptr,  # int32 [B]
-        acc_ptr,  # float32 [B, H, num_splits, VALUE_DIM]
-        maximum_ptr,  # float32 [B, H, num_splits]
-        total_ptr,  # float32 [B, H, num_splits]
+        out_ptr,  # [B, H, VALUE_DIM], where a program takes a whole context
+        parts_ptr,  # float32 [B, H, num_splits, PART], or None
         num_splits,
         scale,
         softcap,
@@ -161,6 +184,7 @@ if triton is not None:
         KEY_PAD: tl.constexpr,
         VALUE_DIM: tl.constexpr,
         VALUE_PAD: tl.constexpr,
+        PART: tl.constexpr,
         BLOCK_SIZE: tl.constexpr,
         SPLIT: tl.constexpr,
         TILE: tl.constexpr,
@@ -173,8 +197,11 @@ if triton is not None:
         kv_head = tl.program_id(1)
         split = tl.program_id(2)
         context_len = tl.load(context_lens_ptr + row)
-        start = split * SPLIT
-        end = tl.minimum(start + SPLIT, context_len)
+        start = 0
+        end = context_len
+        if parts_ptr is not None:
+            start = split * SPLIT
+            end = tl.minimum(start + SPLIT, context_len)
         if WINDOW > 0:
             # Whole tiles before the window are skipped; tile bounds stay those of the split.
             first = tl.maximum(context_len - WINDOW, 0)
@@ -195,7 +222,20 @@ if triton is not None:
             acc = tl.zeros([GROUP_PAD, VALUE_PAD], tl.float32)
             maximum = tl.full([GROUP_PAD], float("-inf"), tl.float32)
             total = tl.zeros([GROUP_PAD], tl.float32)
+            all_acc, all_maximum, all_total = acc, maximum, total
             for tile in range(start, end, TILE):
+                if parts_ptr is None:
+                    # Without a branch, which would keep the next tile's loads from starting early.
+                    is_next = (tile % SPLIT == 0) & (tile > start)
+                    new_acc, new_maximum, new_total = _joined(
+                        all_acc, all_maximum, all_total, acc, maximum, total
+                    )
+                    all_acc = tl.where(is_next, new_acc, all_acc)
+                    all_maximum = tl.where(is_next, new_maximum, all_maximum)
+                    all_total = tl.where(is_next, new_total, all_total)
+                    acc = tl.where(is_next, 0.0, acc)
+                    maximum = tl.where(is_next, float("-inf"), maximum)
+                    total = tl.where(is_next, 0.0, total)
                 acc, maximum, total = attend_tile(
                     q, query_pos, keys_ptr, key_scales_ptr, values_ptr, value_scales_ptr,
                     table_ptr + row * table_stride,
@@ -203,21 +243,25 @@ if triton is not None:
                     NUM_KV_HEADS, KEY_DIM, KEY_PAD, VALUE_DIM, VALUE_PAD, BLOCK_SIZE, TILE,
                     WINDOW, SOFTCAP, FP8, INTERPRETED,
                 )  # fmt: skip
-            out = (row * NUM_KV_HEADS * GROUP + head) * num_splits + split
+            at = row * NUM_KV_HEADS * GROUP + head
             vd = tl.arange(0, VALUE_PAD)
-            tl.store(
-                acc_ptr + out[:, None] * VALUE_DIM + vd[None, :],
-                acc,
-                mask=(lane < GROUP)[:, None] & (vd < VALUE_DIM)[None, :],
-            )
-            tl.store(maximum_ptr + out, maximum, mask=lane < GROUP)
-            tl.store(total_ptr + out, total, mask=lane < GROUP)
+            inside = (lane < GROUP)[:, None] & (vd < VALUE_DIM)[None, :]
+            if parts_ptr is None:
+                acc, maximum, total = _joined(all_acc, all_maximum, all_total, acc, maximum, total)
+                tl.store(
+                    out_ptr + at[:, None] * VALUE_DIM + vd[None, :],
+                    rounded(acc / total[:, None], out_ptr.dtype.element_ty, INTERPRETED),
+                    mask=inside,
+                )
+            else:
+                part = parts_ptr + (at * num_splits + split) * PART
+                tl.store(part[:, None] + vd[None, :], acc, mask=inside)
+                tl.store(part + VALUE_DIM, maximum, mask=lane < GROUP)
+                tl.store(part + VALUE_DIM + 1, total, mask=lane < GROUP)
 
     @triton.jit
-    def _combine_kernel(
-        acc_ptr,  # float32 [B, H, num_splits, VALUE_DIM]
-        maximum_ptr,  # float32 [B, H, num_splits]
-        total_ptr,  # float32 [B, H, num_splits]
+    def _join_kernel(
+        parts_ptr,  # float32 [B, H, num_splits, PART]
         context_lens_ptr,  # int32 [B]
         out_ptr,  # [B, H, VALUE_DIM]
         num_splits,
@@ -225,8 +269,9 @@ if triton is not None:
         HEADS: tl.constexpr,
         VALUE_DIM: tl.constexpr,
         VALUE_PAD: tl.constexpr,
+        PART: tl.constexpr,
         SPLIT: tl.constexpr,
-        PARTS: tl.constexpr,
+        UNROLLED: tl.constexpr,
         WINDOW: tl.constexpr,
         INTERPRETED: tl.constexpr,
     ):
@@ -243,25 +288,21 @@ if triton is not None:
         acc = tl.zeros([HEADS, VALUE_PAD], tl.float32)
         maximum = tl.full([HEADS], float("-inf"), tl.float32)
         total = tl.zeros([HEADS], tl.float32)
-        # From the row's own first part on, so that the sum's order is the row's own.
-        for start in range(first, end, PARTS):
-            part = start + tl.arange(0, PARTS)
-            index = head[:, None] * num_splits + part[None, :]
-            known = real[:, None] & (part < end)[None, :]
-            part_maximum = tl.load(maximum_ptr + index, mask=known, other=float("-inf"))
-            part_total = tl.load(total_ptr + index, mask=known, other=0.0)
-            part_acc = tl.load(
-                acc_ptr + index[:, :, None] * VALUE_DIM + vd[None, None, :],
-                mask=known[:, :, None] & (vd < VALUE_DIM)[None, None, :],
-                other=0.0,
-            )
-            new_maximum = tl.maximum(maximum, tl.max(part_maximum, axis=1))
-            safe = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
-            old = tl.exp(maximum - safe)
-            new = tl.exp(part_maximum - safe[:, None])
-            acc = acc * old[:, None] + tl.sum(part_acc * new[:, :, None], axis=1)
-            total = total * old + tl.sum(part_total * new, axis=1)
-            maximum = new_maximum
+        for start in range(first, end, UNROLLED):
+            for i in tl.static_range(UNROLLED):
+                known = lane < tl.where(start + i < end, NUM_HEADS, 0)
+                part = parts_ptr + (head * num_splits + start + i) * PART
+                part_acc = tl.load(
+                    part[:, None] + vd[None, :],
+                    mask=known[:, None] & (vd < VALUE_DIM)[None, :],
+                    other=0.0,
+                )
+                part_maximum = tl.load(part + VALUE_DIM, mask=known, other=float("-inf"))
+                part_total = tl.load(part + VALUE_DIM + 1, mask=known, other=0.0)
+                # What is unknown adds 0 times 0 and changes nothing.
+                acc, maximum, total = _joined(
+                    acc, maximum, total, part_acc, part_maximum, part_total
+                )
         tl.store(
             out_ptr + head[:, None] * VALUE_DIM + vd[None, :],
             rounded(acc / total[:, None], out_ptr.dtype.element_ty, INTERPRETED),

@@ -16,6 +16,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from trace_audit.attention.base import LayerSpec, PagedAttention
 from trace_audit.errors import ConfigError
 from trace_audit.kernels import fused, reference
+from trace_audit.kernels.few_rows import MAX_ROWS, Norm, few_rows_linear
 from trace_audit.kernels.runtime import can_run_triton
 
 
@@ -107,12 +108,32 @@ class FusedLayer(torch.nn.Module):
         Returns:
             What is to be added next, and the residual stream.
         """
+        if len(hidden) <= MAX_ROWS and self._kernels is fused:
+            return self._few_rows(hidden, residual, cos, sin)
         add_rms_norm = self._kernels.add_rms_norm
         normalized, residual = add_rms_norm(hidden, residual, *_norm(self.input_norm))
         attended = self._attend(self.qkv(normalized), cos, sin)
         normalized, residual = add_rms_norm(self.out(attended), residual, *_norm(self.post_norm))
         gated = self._kernels.silu_and_multiply(self.gate_up(normalized))
         return self.down(gated), residual
+
+    def _few_rows(
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same in half the launches."""
+        norm = Norm(residual, *_norm(self.input_norm))
+        qkv, residual = few_rows_linear(hidden, self.qkv.weight, self.qkv.bias, norm=norm)
+        attended = self._attend(qkv, cos, sin)
+        hidden, _ = few_rows_linear(attended, self.out.weight, self.out.bias)
+        norm = Norm(residual, *_norm(self.post_norm))
+        gated, residual = few_rows_linear(
+            hidden, self.gate_up.weight, self.gate_up.bias, norm=norm, gated=True
+        )
+        return few_rows_linear(gated, self.down.weight, self.down.bias)[0], residual
 
     def _attend(self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         spec, num_tokens = self._spec, len(qkv)
@@ -175,7 +196,7 @@ def _norm(module: Any) -> tuple[Any, float]:
     return (None, 0.0) if module is None else (module.weight, float(module.variance_epsilon))
 
 
-def _merged(projections: Sequence[Any]) -> torch.nn.Module:
+def _merged(projections: Sequence[Any]) -> _Merged:
     """Linear layers of one input as one, their outputs one after the other."""
     weight = torch.cat([p.weight for p in projections])
     biases = [p.bias for p in projections if p.bias is not None]
