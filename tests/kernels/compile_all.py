@@ -7,7 +7,6 @@ everything but the launch happens. Prints the names of the kernels that were com
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
@@ -22,6 +21,7 @@ from trace_audit.kernels import (
     few_rows,
     fused,
     kv_cache,
+    overlap,
     paged_decode,
     paged_prefill,
     row_sum,
@@ -45,6 +45,7 @@ def main() -> None:
         )
     )
     JITFunction.__getitem__ = _compiling  # type: ignore[method-assign, assignment]
+    overlap._overlaps = lambda device: True
     trace_replay.can_run_triton = lambda device: True  # type: ignore[attr-defined]
     token_rows()
     statistics()
@@ -143,11 +144,7 @@ def attend(
     else:
         kv_cache.write_plain(new, new.clone(), slots, keys, values)
     query, table, lengths = torch.zeros(3, 4, 64, dtype=dtype), ints(3, 4), ints(3)
-    config = paged_decode.decode_config(3, 2, 64, 64)
-    for whole in (False, True):
-        paged_decode.paged_decode(
-            query, keys, values, table, lengths, 64, options, replace(config, whole=whole)
-        )
+    paged_decode.paged_decode(query, keys, values, table, lengths, 64, options)
     paged_prefill.paged_prefill(query, keys, values, table, ints(4), lengths, ints(3, 2), options)
 
 

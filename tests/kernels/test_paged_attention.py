@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -13,7 +11,7 @@ from trace_audit.attention.eager import EagerAttention
 from trace_audit.attention.sdpa import SdpaAttention
 from trace_audit.attention.triton import TritonAttention
 from trace_audit.kernels.attention_tile import AttentionOptions
-from trace_audit.kernels.paged_decode import decode_config, paged_decode
+from trace_audit.kernels.paged_decode import DecodeConfig, paged_decode
 
 BACKENDS = {"eager": EagerAttention, "sdpa": SdpaAttention, "triton": TritonAttention}
 
@@ -274,26 +272,45 @@ def test_a_row_does_not_depend_on_its_neighbours(backend, device):
         assert torch.equal(got, together[row : row + 1])
 
 
-@pytest.mark.parametrize("stored", [None, "fp8_per_token_head"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("spec", SPECS)
-def test_whoever_joins_the_parts_of_a_context_the_bits_are_the_same(spec, dtype, stored, device):
-    spec = SPECS[spec]
-    lens = [1, 63, 64, 65, 300, 513, 1100]
-    cache, query, batch, _ = make_case(spec, [1] * 7, lens, 8, dtype, device, stored=stored)
+def decoded(spec, lens, device, *, rows=slice(None), tickets=None, stored=None, dtype):
+    """Decode some rows of one case by a configuration of many short parts."""
+    cache, query, batch, context = make_case(
+        spec, [1] * len(lens), lens, 8, dtype, device, stored=stored
+    )
     tables = (torch.from_numpy(t).int().to(device) for t in (batch.block_table, batch.context_lens))
-    table, context_lens = tables
+    table, context_lens = (t[rows].contiguous() for t in tables)
     options = AttentionOptions(scale=spec.scale, window=spec.window, softcap=spec.softcap)
-    config = decode_config(7, spec.num_kv_heads, spec.key_dim, 1100)
-    whole, split = (
-        paged_decode(
-            query, cache.keys[0], cache.values[0], table, context_lens, longest, options,
-            replace(config, whole=whole),
-        )
-        for whole, longest in ((True, 1100), (False, 2048))
+    config = DecodeConfig(split=16, tile=16)
+    got = paged_decode(
+        query[rows], cache.keys[0], cache.values[0], table, context_lens, int(context_lens.max()),
+        options, tickets=tickets, config=config,
     )  # fmt: skip
-    assert torch.equal(whole.view(torch.uint8), split.view(torch.uint8))
-    assert whole.isfinite().all()
+    return got, exact(spec, query, [1] * len(lens), context)[rows]
+
+
+@pytest.mark.parametrize("spec", ["grouped", "window"])
+def test_parts_are_joined_and_grow_with_a_context_that_has_too_many(spec, device):
+    """1024 tokens are 64 parts of 16, one more token makes them 33 of 32, and 2,060 are of 64."""
+    lens = [1, 16, 17, 1024, 1025, 2060]
+    tickets = torch.zeros(len(lens) * 2, dtype=torch.int32, device=device)
+    case = {"tickets": tickets, "dtype": torch.float32}
+    got, want = decoded(SPECS[spec], lens, device, **case)
+    assert (got.double() - want).abs().max() < 5e-6
+    assert not tickets.any()
+    # With the same tickets, which are as they were.
+    alone, _ = decoded(SPECS[spec], lens, device, rows=slice(4, 5), **case)
+    assert torch.equal(alone, got[4:5])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("stored", [None, "fp8_per_token_head"])
+def test_whichever_program_ends_last_the_bits_are_the_same(stored, device):
+    case = {"dtype": torch.bfloat16, "stored": stored}
+    lens = [1 + 37 * i for i in range(40)]
+    first, _ = decoded(SPECS["grouped"], lens, device, **case)
+    for _ in range(50):
+        again, _ = decoded(SPECS["grouped"], lens, device, **case)
+        assert torch.equal(first, again)
 
 
 def test_sdpa_refuses_soft_capping():

@@ -12,10 +12,13 @@ from dataclasses import dataclass
 import torch
 
 from trace_audit.kernels.formats import rounded
+from trace_audit.kernels.overlap import overlap_options
 from trace_audit.kernels.runtime import is_interpreted, triton
 
 if triton is not None:
     from triton import language as tl
+
+    from trace_audit.kernels.overlap import wait_for_predecessor
 
 MAX_ROWS = 2
 """More rows are left to matrix products that read a weight once for all of them."""
@@ -70,6 +73,7 @@ def few_rows_linear(
     Args:
         x: [T, K], contiguous.
         weight: [N, K], contiguous; with `gated` [2 N, K], the gate's rows, then those beside it.
+            It is read before the launch before this one has ended, and must be older than that.
         bias: as many numbers as the weight has rows, or None.
         norm: applied first.
         gated: silu of the gate's output times the other is what leaves.
@@ -100,6 +104,7 @@ def few_rows_linear(
         OUTPUTS=config.outputs,
         GATED=gated,
         INTERPRETED=is_interpreted(),
+        **overlap_options(x.device),
         num_warps=config.num_warps,
     )
     return out, total
@@ -123,26 +128,37 @@ if triton is not None:
         OUTPUTS: tl.constexpr,
         GATED: tl.constexpr,
         INTERPRETED: tl.constexpr,
+        OVERLAPS: tl.constexpr,
     ):
         row = tl.program_id(0).to(tl.int64)
         output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
         real = output < num_outputs
         lane = tl.arange(0, COLUMNS)
         dtype = out_ptr.dtype.element_ty
-        weight_ptr += output.to(tl.int64)[:, None] * WIDTH
+        weight_ptr += output.to(tl.int64)[:, None] * WIDTH + lane[None, :]
+        other_ptr = weight_ptr
+        if GATED:
+            other_ptr += num_outputs.to(tl.int64) * WIDTH
         # One program a row leaves the residual stream.
         left = tl.where(tl.program_id(1) == 0, WIDTH, 0)
         acc = tl.zeros([OUTPUTS, COLUMNS], tl.float32)
         beside = acc
         square = tl.zeros([COLUMNS], tl.float32)
-        for start in range(0, WIDTH, COLUMNS):
+        # The first weights are on their way while the launch before this one ends.
+        known = real[:, None] & (lane < WIDTH)[None, :]
+        w = tl.load(weight_ptr, mask=known, other=0.0)
+        other = w
+        if GATED:
+            other = tl.load(other_ptr, mask=known, other=0.0)
+        wait_for_predecessor(OVERLAPS)
+        for start in tl.static_range(0, WIDTH, COLUMNS):
             at = start + lane
             inside = at < WIDTH
-            known = real[:, None] & inside[None, :]
-            w = tl.load(weight_ptr + at[None, :], mask=known, other=0.0)
-            if GATED:
-                other_ptr = weight_ptr + num_outputs.to(tl.int64) * WIDTH
-                other = tl.load(other_ptr + at[None, :], mask=known, other=0.0)
+            if start > 0:
+                known = real[:, None] & inside[None, :]
+                w = tl.load(weight_ptr + start, mask=known, other=0.0)
+                if GATED:
+                    other = tl.load(other_ptr + start, mask=known, other=0.0)
             x = tl.load(x_ptr + row * WIDTH + at, mask=inside, other=0.0).to(tl.float32)
             if residual_ptr is not None:
                 x += tl.load(residual_ptr + row * WIDTH + at, mask=inside, other=0.0).to(tl.float32)

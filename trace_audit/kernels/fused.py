@@ -9,10 +9,13 @@ from __future__ import annotations
 import torch
 
 from trace_audit.kernels.formats import rounded
+from trace_audit.kernels.overlap import overlap_options
 from trace_audit.kernels.runtime import is_interpreted, triton
 
 if triton is not None:
     from triton import language as tl
+
+    from trace_audit.kernels.overlap import wait_for_predecessor
 
 _COLUMNS = 1024
 
@@ -44,6 +47,7 @@ def add_rms_norm(
         width,
         BLOCK=triton.next_power_of_2(width),
         INTERPRETED=is_interpreted(),
+        **overlap_options(hidden.device),
         num_warps=8,
     )
     return normalized, total
@@ -82,6 +86,7 @@ def norm_and_rotate(
         HALF_PAD=triton.next_power_of_2(width // 2),
         NORM=query_weight is not None,
         INTERPRETED=is_interpreted(),
+        **overlap_options(heads.device),
         num_warps=1,
     )
 
@@ -91,7 +96,13 @@ def silu_and_multiply(gate_up: torch.Tensor) -> torch.Tensor:
     num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(num_tokens, width, dtype=gate_up.dtype, device=gate_up.device)
     _silu_and_multiply_kernel[(num_tokens, triton.cdiv(width, _COLUMNS))](
-        gate_up, out, width, BLOCK=_COLUMNS, INTERPRETED=is_interpreted(), num_warps=4
+        gate_up,
+        out,
+        width,
+        BLOCK=_COLUMNS,
+        INTERPRETED=is_interpreted(),
+        **overlap_options(gate_up.device),
+        num_warps=4,
     )
     return out
 
@@ -109,7 +120,9 @@ if triton is not None:
         width,
         BLOCK: tl.constexpr,
         INTERPRETED: tl.constexpr,
+        OVERLAPS: tl.constexpr,
     ):
+        wait_for_predecessor(OVERLAPS)
         start = tl.program_id(0).to(tl.int64) * width
         lane = tl.arange(0, BLOCK)
         inside = lane < width
@@ -138,7 +151,9 @@ if triton is not None:
         HALF_PAD: tl.constexpr,
         NORM: tl.constexpr,
         INTERPRETED: tl.constexpr,
+        OVERLAPS: tl.constexpr,
     ):
+        wait_for_predecessor(OVERLAPS)
         token = tl.program_id(0).to(tl.int64)
         head = tl.program_id(1)
         lane = tl.arange(0, HALF_PAD)
@@ -170,7 +185,9 @@ if triton is not None:
         width,
         BLOCK: tl.constexpr,
         INTERPRETED: tl.constexpr,
+        OVERLAPS: tl.constexpr,
     ):
+        wait_for_predecessor(OVERLAPS)
         token = tl.program_id(0).to(tl.int64)
         lane = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         inside = lane < width

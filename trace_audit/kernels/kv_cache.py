@@ -6,10 +6,13 @@ import torch
 
 from trace_audit.kernels.cached_heads import LARGEST, CachedHeads
 from trace_audit.kernels.formats import encoded_fp8, rounded
+from trace_audit.kernels.overlap import overlap_options
 from trace_audit.kernels.runtime import is_interpreted, triton
 
 if triton is not None:
     from triton import language as tl
+
+    from trace_audit.kernels.overlap import wait_for_predecessor
 
 _TOKENS = 16
 
@@ -46,6 +49,7 @@ def write_plain(
         WIDTH_PAD=triton.next_power_of_2(max(key_dim, value_dim)),
         TOKENS=_TOKENS,
         INTERPRETED=is_interpreted(),
+        **overlap_options(key.device),
         num_warps=4,
     )
 
@@ -78,6 +82,7 @@ def write_quantized(heads: torch.Tensor, slots: torch.Tensor, cached: CachedHead
         LARGEST=largest,
         INVERSE=1.0 / largest,
         FP8=cached.fp8,
+        **overlap_options(heads.device),
         num_warps=4,
     )
 
@@ -102,7 +107,9 @@ if triton is not None:
         WIDTH_PAD: tl.constexpr,
         TOKENS: tl.constexpr,
         INTERPRETED: tl.constexpr,
+        OVERLAPS: tl.constexpr,
     ):
+        wait_for_predecessor(OVERLAPS)
         token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
         head = tl.program_id(1)
         real = (token < num_tokens)[:, None]
@@ -138,7 +145,9 @@ if triton is not None:
         LARGEST: tl.constexpr,
         INVERSE: tl.constexpr,
         FP8: tl.constexpr,
+        OVERLAPS: tl.constexpr,
     ):
+        wait_for_predecessor(OVERLAPS)
         token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
         head = tl.program_id(1)
         real = token < num_tokens

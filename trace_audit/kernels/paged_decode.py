@@ -1,9 +1,8 @@
 """Attention of one token a row over a paged KV cache, each row's context split into parts.
 
-Parts have a fixed length and are joined one after the other, from a row's first to its last. Who
-joins them is a matter of speed and changes no bit: a program that takes a head's whole context,
-where there are enough of those for the GPU, or a second kernel where each part is a program's.
-So no result depends on a row's neighbours, on the size of the cache or on tuning.
+A part's length depends on the length of its row's context alone, and the parts are joined one after
+the other by the program that ends last: no result depends on a row's neighbours, on the size of the
+cache, on which program that is or on how the kernel is launched.
 """
 
 from __future__ import annotations
@@ -15,17 +14,20 @@ import torch
 from trace_audit.kernels.attention_tile import AttentionOptions, attend_tile
 from trace_audit.kernels.cached_heads import CachedHeads
 from trace_audit.kernels.formats import rounded
+from trace_audit.kernels.overlap import overlap_options
 from trace_audit.kernels.runtime import is_interpreted, triton
 
 if triton is not None:
     from triton import language as tl
 
+    from trace_audit.kernels.overlap import wait_for_predecessor
+
 SPLIT = 256
-"""Context tokens of a part."""
+"""Context tokens of a part; more where a row would have more than `MAX_PARTS` of them."""
+MAX_PARTS = 64
+_DOUBLINGS = 8  # of a part's length: for contexts of up to 4 million tokens
 _EXTRA = 4  # floats behind a part's sum: its largest score, its total, and two for alignment
 _UNROLLED = 8  # parts whose loads are under way at once
-_WHOLE_PROGRAMS = 256  # so many fill a GPU
-_WHOLE_CONTEXT = 2048  # longer ones are split: a row much longer than the rest would be waited for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,23 +37,18 @@ class DecodeConfig:
     Attributes:
         split: context tokens of a part; it and `tile` are part of what is computed.
         tile: of them loaded at once, a divisor of `split`.
-        whole: whether a program takes a head's whole context.
         num_warps, num_stages: see Triton.
     """
 
     split: int = SPLIT
     tile: int
-    whole: bool
     num_warps: int = 4
     num_stages: int = 2
 
 
-def decode_config(
-    num_rows: int, num_kv_heads: int, head_dim: int, max_context_len: int
-) -> DecodeConfig:
-    """The fastest configuration among those that compute the same."""
-    whole = num_rows * num_kv_heads >= _WHOLE_PROGRAMS and max_context_len <= _WHOLE_CONTEXT
-    return DecodeConfig(tile=64 if head_dim <= 128 else 32, whole=whole)
+def decode_config(head_dim: int) -> DecodeConfig:
+    """The configuration of a head width."""
+    return DecodeConfig(tile=64 if head_dim <= 128 else 32)
 
 
 def paged_decode(
@@ -62,6 +59,8 @@ def paged_decode(
     context_lens: torch.Tensor,
     max_context_len: int,
     options: AttentionOptions,
+    *,
+    tickets: torch.Tensor | None = None,
     config: DecodeConfig | None = None,
 ) -> torch.Tensor:
     """One query token a row, at the last position of its context.
@@ -73,6 +72,7 @@ def paged_decode(
         context_lens: int32 [B].
         max_context_len: the largest of `context_lens`, known on the host.
         options: scale, window, softcap.
+        tickets: int32 [B * KV] of zeros, which they are again afterwards; None: made here.
         config: how to launch, for measurements; None: what is fixed for these heads.
 
     Returns:
@@ -80,16 +80,15 @@ def paged_decode(
     """
     num_rows, num_heads, key_dim = query.shape
     _, block_size, num_kv_heads, value_dim = values.data.shape
-    config = config or decode_config(num_rows, num_kv_heads, key_dim, max_context_len)
+    config = config or decode_config(key_dim)
     group = num_heads // num_kv_heads
     out = torch.empty(num_rows, num_heads, value_dim, dtype=query.dtype, device=query.device)
-    parts = None
-    num_splits = 1
-    if not config.whole:
-        num_splits = triton.cdiv(max_context_len, config.split)
-        shape = (num_rows, num_heads, num_splits, value_dim + _EXTRA)
-        parts = torch.empty(shape, dtype=torch.float32, device=query.device)
-    _decode_kernel[(num_rows, num_kv_heads, num_splits)](
+    num_parts = min(triton.cdiv(max_context_len, config.split), MAX_PARTS)
+    shape = (num_rows, num_heads, num_parts, value_dim + _EXTRA)
+    parts = torch.empty(shape, dtype=torch.float32, device=query.device)
+    if tickets is None:
+        tickets = torch.zeros(num_rows * num_kv_heads, dtype=torch.int32, device=query.device)
+    _decode_kernel[(num_rows, num_kv_heads, num_parts)](
         query,
         *query.stride(),
         keys.raw,
@@ -101,7 +100,8 @@ def paged_decode(
         context_lens,
         out,
         parts,
-        num_splits,
+        tickets,
+        num_parts,
         options.scale,
         options.softcap or 1.0,
         NUM_KV_HEADS=num_kv_heads,
@@ -118,46 +118,18 @@ def paged_decode(
         WINDOW=options.window or 0,
         SOFTCAP=options.softcap is not None,
         FP8=keys.fp8,
+        UNROLLED=_UNROLLED,
+        DOUBLINGS=_DOUBLINGS,
+        MAX_PARTS=MAX_PARTS,
         INTERPRETED=is_interpreted(),
+        **overlap_options(query.device),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
-    if parts is not None:
-        # Interpreted, a program costs far more than its lanes do.
-        heads = triton.next_power_of_2(num_heads) if is_interpreted() else 1
-        _join_kernel[(num_rows, triton.cdiv(num_heads, heads))](
-            parts,
-            context_lens,
-            out,
-            num_splits,
-            NUM_HEADS=num_heads,
-            HEADS=heads,
-            VALUE_DIM=value_dim,
-            VALUE_PAD=triton.next_power_of_2(value_dim),
-            PART=value_dim + _EXTRA,
-            SPLIT=config.split,
-            UNROLLED=_UNROLLED,
-            WINDOW=options.window or 0,
-            INTERPRETED=is_interpreted(),
-            num_warps=1,
-        )
     return out
 
 
 if triton is not None:
-
-    @triton.jit
-    def _joined(acc, maximum, total, part_acc, part_maximum, part_total):
-        """A softmax over some context, and one over the part behind it, as one.
-
-        Products and sums are written as they are to be rounded: both kernels must round alike.
-        """
-        new_maximum = tl.maximum(maximum, part_maximum)
-        safe = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
-        old = tl.exp(maximum - safe)
-        new = tl.exp(part_maximum - safe)
-        acc = tl.fma(acc, tl.broadcast_to(old[:, None], acc.shape), part_acc * new[:, None])
-        return acc, new_maximum, tl.fma(total, old, part_total * new)
 
     @triton.jit
     def _decode_kernel(
@@ -172,9 +144,10 @@ if triton is not None:
         table_ptr,  # int32 [B, max_blocks]
         table_stride,
         context_lens_ptr,  # int32 [B]
-        out_ptr,  # [B, H, VALUE_DIM], where a program takes a whole context
-        parts_ptr,  # float32 [B, H, num_splits, PART], or None
-        num_splits,
+        out_ptr,  # [B, H, VALUE_DIM]
+        parts_ptr,  # float32 [B, H, num_parts, PART]
+        tickets_ptr,  # int32 [B, NUM_KV_HEADS]
+        num_parts,
         scale,
         softcap,
         NUM_KV_HEADS: tl.constexpr,
@@ -191,23 +164,31 @@ if triton is not None:
         WINDOW: tl.constexpr,
         SOFTCAP: tl.constexpr,
         FP8: tl.constexpr,
+        UNROLLED: tl.constexpr,
+        DOUBLINGS: tl.constexpr,
+        MAX_PARTS: tl.constexpr,
         INTERPRETED: tl.constexpr,
+        OVERLAPS: tl.constexpr,
     ):
+        wait_for_predecessor(OVERLAPS)
         row = tl.program_id(0).to(tl.int64)
         kv_head = tl.program_id(1)
-        split = tl.program_id(2)
+        own_part = tl.program_id(2)
         context_len = tl.load(context_lens_ptr + row)
-        start = 0
-        end = context_len
-        if parts_ptr is not None:
-            start = split * SPLIT
-            end = tl.minimum(start + SPLIT, context_len)
+        part_len = SPLIT
+        for _ in tl.static_range(DOUBLINGS):
+            part_len = tl.where(context_len > part_len * MAX_PARTS, part_len * 2, part_len)
+        start = own_part * part_len
+        end = tl.minimum(start + part_len, context_len)
+        first_part = 0
         if WINDOW > 0:
-            # Whole tiles before the window are skipped; tile bounds stay those of the split.
+            # Whole tiles before the window are skipped; tile bounds stay those of the part.
             first = tl.maximum(context_len - WINDOW, 0)
             start = tl.maximum(start, first // TILE * TILE)
+            first_part = first // part_len
         if start < end:
             lane = tl.arange(0, GROUP_PAD)
+            real = lane < GROUP
             head = kv_head * GROUP + lane
             kd = tl.arange(0, KEY_PAD)
             q = tl.load(
@@ -215,27 +196,14 @@ if triton is not None:
                 + row * query_stride_b
                 + head[:, None] * query_stride_h
                 + kd[None, :] * query_stride_d,
-                mask=(lane < GROUP)[:, None] & (kd < KEY_DIM)[None, :],
+                mask=real[:, None] & (kd < KEY_DIM)[None, :],
                 other=0.0,
             )
             query_pos = tl.zeros([GROUP_PAD], tl.int32) + (context_len - 1)
             acc = tl.zeros([GROUP_PAD, VALUE_PAD], tl.float32)
             maximum = tl.full([GROUP_PAD], float("-inf"), tl.float32)
             total = tl.zeros([GROUP_PAD], tl.float32)
-            all_acc, all_maximum, all_total = acc, maximum, total
             for tile in range(start, end, TILE):
-                if parts_ptr is None:
-                    # Without a branch, which would keep the next tile's loads from starting early.
-                    is_next = (tile % SPLIT == 0) & (tile > start)
-                    new_acc, new_maximum, new_total = _joined(
-                        all_acc, all_maximum, all_total, acc, maximum, total
-                    )
-                    all_acc = tl.where(is_next, new_acc, all_acc)
-                    all_maximum = tl.where(is_next, new_maximum, all_maximum)
-                    all_total = tl.where(is_next, new_total, all_total)
-                    acc = tl.where(is_next, 0.0, acc)
-                    maximum = tl.where(is_next, float("-inf"), maximum)
-                    total = tl.where(is_next, 0.0, total)
                 acc, maximum, total = attend_tile(
                     q, query_pos, keys_ptr, key_scales_ptr, values_ptr, value_scales_ptr,
                     table_ptr + row * table_stride,
@@ -243,68 +211,73 @@ if triton is not None:
                     NUM_KV_HEADS, KEY_DIM, KEY_PAD, VALUE_DIM, VALUE_PAD, BLOCK_SIZE, TILE,
                     WINDOW, SOFTCAP, FP8, INTERPRETED,
                 )  # fmt: skip
-            at = row * NUM_KV_HEADS * GROUP + head
-            vd = tl.arange(0, VALUE_PAD)
-            inside = (lane < GROUP)[:, None] & (vd < VALUE_DIM)[None, :]
-            if parts_ptr is None:
-                acc, maximum, total = _joined(all_acc, all_maximum, all_total, acc, maximum, total)
+            head_row = row * NUM_KV_HEADS * GROUP + head
+            head_parts = parts_ptr + head_row * num_parts * PART
+            end_part = tl.cdiv(context_len, part_len)
+            is_last = end_part - first_part == 1
+            if not is_last:
+                vd = tl.arange(0, VALUE_PAD)
+                part = head_parts + own_part * PART
+                width = real[:, None] & (vd < VALUE_DIM)[None, :]
+                tl.store(part[:, None] + vd[None, :], acc, mask=width)
+                tl.store(part + VALUE_DIM, maximum, mask=real)
+                tl.store(part + VALUE_DIM + 1, total, mask=real)
+                ticket = tickets_ptr + row * NUM_KV_HEADS + kv_head
+                if not INTERPRETED:
+                    tl.debug_barrier()  # all of the program's stores are before its ticket
+                is_last = tl.atomic_add(ticket, 1) == end_part - first_part - 1
+                if is_last:
+                    tl.store(ticket, 0)
+                    acc, maximum, total = _joined_parts(
+                        head_parts, real, first_part, end_part,
+                        GROUP_PAD, VALUE_DIM, VALUE_PAD, PART, UNROLLED,
+                    )  # fmt: skip
+            if is_last:
+                vd = tl.arange(0, VALUE_PAD)
                 tl.store(
-                    out_ptr + at[:, None] * VALUE_DIM + vd[None, :],
+                    out_ptr + head_row[:, None] * VALUE_DIM + vd[None, :],
                     rounded(acc / total[:, None], out_ptr.dtype.element_ty, INTERPRETED),
-                    mask=inside,
+                    mask=real[:, None] & (vd < VALUE_DIM)[None, :],
                 )
-            else:
-                part = parts_ptr + (at * num_splits + split) * PART
-                tl.store(part[:, None] + vd[None, :], acc, mask=inside)
-                tl.store(part + VALUE_DIM, maximum, mask=lane < GROUP)
-                tl.store(part + VALUE_DIM + 1, total, mask=lane < GROUP)
 
     @triton.jit
-    def _join_kernel(
-        parts_ptr,  # float32 [B, H, num_splits, PART]
-        context_lens_ptr,  # int32 [B]
-        out_ptr,  # [B, H, VALUE_DIM]
-        num_splits,
-        NUM_HEADS: tl.constexpr,
-        HEADS: tl.constexpr,
+    def _joined_parts(
+        parts_ptr,  # float32 [GROUP_PAD], each at a head's [num_parts, PART]
+        real,  # bool [GROUP_PAD]
+        first,
+        end,
+        GROUP_PAD: tl.constexpr,
         VALUE_DIM: tl.constexpr,
         VALUE_PAD: tl.constexpr,
         PART: tl.constexpr,
-        SPLIT: tl.constexpr,
         UNROLLED: tl.constexpr,
-        WINDOW: tl.constexpr,
-        INTERPRETED: tl.constexpr,
     ):
-        row = tl.program_id(0).to(tl.int64)
-        context_len = tl.load(context_lens_ptr + row)
-        first = 0
-        if WINDOW > 0:
-            first = tl.maximum(context_len - WINDOW, 0) // SPLIT
-        end = tl.cdiv(context_len, SPLIT)
-        lane = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-        real = lane < NUM_HEADS
-        head = row * NUM_HEADS + lane
+        """The softmaxes over a context's parts as one, from the first part to the last."""
         vd = tl.arange(0, VALUE_PAD)
-        acc = tl.zeros([HEADS, VALUE_PAD], tl.float32)
-        maximum = tl.full([HEADS], float("-inf"), tl.float32)
-        total = tl.zeros([HEADS], tl.float32)
+        acc = tl.zeros([GROUP_PAD, VALUE_PAD], tl.float32)
+        maximum = tl.full([GROUP_PAD], float("-inf"), tl.float32)
+        total = tl.zeros([GROUP_PAD], tl.float32)
         for start in range(first, end, UNROLLED):
             for i in tl.static_range(UNROLLED):
-                known = lane < tl.where(start + i < end, NUM_HEADS, 0)
-                part = parts_ptr + (head * num_splits + start + i) * PART
+                part = parts_ptr + (start + i) * PART
+                # Beyond the end all parts are empty, and change nothing.
+                known = real & (tl.zeros_like(maximum).to(tl.int32) + (start + i) < end)
+                width = known[:, None] & (vd < VALUE_DIM)[None, :]
+                # Past the first-level cache: other programs have written them.
                 part_acc = tl.load(
-                    part[:, None] + vd[None, :],
-                    mask=known[:, None] & (vd < VALUE_DIM)[None, :],
-                    other=0.0,
+                    part[:, None] + vd[None, :], mask=width, other=0.0, cache_modifier=".cg"
                 )
-                part_maximum = tl.load(part + VALUE_DIM, mask=known, other=float("-inf"))
-                part_total = tl.load(part + VALUE_DIM + 1, mask=known, other=0.0)
-                # What is unknown adds 0 times 0 and changes nothing.
-                acc, maximum, total = _joined(
-                    acc, maximum, total, part_acc, part_maximum, part_total
+                part_maximum = tl.load(
+                    part + VALUE_DIM, mask=known, other=float("-inf"), cache_modifier=".cg"
                 )
-        tl.store(
-            out_ptr + head[:, None] * VALUE_DIM + vd[None, :],
-            rounded(acc / total[:, None], out_ptr.dtype.element_ty, INTERPRETED),
-            mask=real[:, None] & (vd < VALUE_DIM)[None, :],
-        )
+                part_total = tl.load(
+                    part + VALUE_DIM + 1, mask=known, other=0.0, cache_modifier=".cg"
+                )
+                new_maximum = tl.maximum(maximum, part_maximum)
+                safe = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
+                old = tl.exp(maximum - safe)
+                new = tl.exp(part_maximum - safe)
+                acc = acc * old[:, None] + part_acc * new[:, None]
+                total = total * old + part_total * new
+                maximum = new_maximum
+        return acc, maximum, total
