@@ -25,7 +25,7 @@ from trace_audit.engine.draws import uniforms
 from trace_audit.engine.sampler import Sampler, SamplingInputs
 from trace_audit.engine.token_statistics import SUPPORT_TAIL_DRAWS, SUPPORT_TOP_K
 from trace_audit.full_kl import full_kl
-from trace_audit.kernels import reference
+from trace_audit.kernels.statistics import REFERENCE
 
 POSITIONS = 2000
 VOCABULARY = 4096
@@ -120,7 +120,7 @@ def score(logits: torch.Tensor, seed: int, support: torch.Tensor | None) -> tupl
     sampler = Sampler(
         vocabulary_size=VOCABULARY,
         device=device,
-        kernels=reference,
+        kernels=REFERENCE,
         trace_replay=None,
         scored=Distribution(),
     )

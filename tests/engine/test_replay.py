@@ -18,6 +18,7 @@ from tests.parallel.emulated import emulated, emulated_harness
 from tests.tiny import VOCABULARY, Harness, differing_columns, random_prompts
 from trace_audit.engine.request import PHASES
 from trace_audit.errors import RequestError
+from trace_audit.kernels.statistics import StatisticsKernels
 
 # On both sides of the block size, above the sliding window, and one over the token budget.
 LENGTHS = [3, 8, 9, 31, 70, 17]
@@ -258,18 +259,16 @@ def test_the_sampler_leaves_the_logits_bytes_alone(checkpoint, device, params):
     sampler = harness.built.engine._runner._sampler
     kernels, seen = sampler._kernels, []
 
-    class Spy:
-        def vocabulary_partials(self, logits, multipliers):
+    def spying(kernel):
+        def spy(logits, *arguments):
             seen.append((logits, logits.clone()))
-            return kernels.vocabulary_partials(logits, multipliers)
+            return kernel(logits, *arguments)
 
-        def token_counts(self, logits, tokens):
-            seen.append((logits, logits.clone()))
-            return kernels.token_counts(logits, tokens)
+        return spy
 
-    sampler._kernels = Spy()
+    sampler._kernels = StatisticsKernels(**{n: spying(k) for n, k in vars(kernels).items()})
     harness.record(random_prompts([5, 9]), 4, **params)
-    assert len(seen) >= 8
+    assert len(seen) >= 5 * 4
     assert all(torch.equal(now, then) for now, then in seen)
 
 

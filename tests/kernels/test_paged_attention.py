@@ -272,18 +272,16 @@ def test_a_row_does_not_depend_on_its_neighbours(backend, device):
         assert torch.equal(got, together[row : row + 1])
 
 
-def decoded(spec, lens, device, *, rows=slice(None), tickets=None, stored=None, dtype):
+def decoded(spec, lens, device, *, rows=slice(None), dtype):
     """Decode some rows of one case by a configuration of many short parts."""
-    cache, query, batch, context = make_case(
-        spec, [1] * len(lens), lens, 8, dtype, device, stored=stored
-    )
+    cache, query, batch, context = make_case(spec, [1] * len(lens), lens, 8, dtype, device)
     tables = (torch.from_numpy(t).int().to(device) for t in (batch.block_table, batch.context_lens))
     table, context_lens = (t[rows].contiguous() for t in tables)
     options = AttentionOptions(scale=spec.scale, window=spec.window, softcap=spec.softcap)
     config = DecodeConfig(split=16, tile=16)
     got = paged_decode(
         query[rows], cache.keys[0], cache.values[0], table, context_lens, int(context_lens.max()),
-        options, tickets=tickets, config=config,
+        options, config,
     )  # fmt: skip
     return got, exact(spec, query, [1] * len(lens), context)[rows]
 
@@ -292,25 +290,10 @@ def decoded(spec, lens, device, *, rows=slice(None), tickets=None, stored=None, 
 def test_parts_are_joined_and_grow_with_a_context_that_has_too_many(spec, device):
     """1024 tokens are 64 parts of 16, one more token makes them 33 of 32, and 2,060 are of 64."""
     lens = [1, 16, 17, 1024, 1025, 2060]
-    tickets = torch.zeros(len(lens) * 2, dtype=torch.int32, device=device)
-    case = {"tickets": tickets, "dtype": torch.float32}
-    got, want = decoded(SPECS[spec], lens, device, **case)
+    got, want = decoded(SPECS[spec], lens, device, dtype=torch.float32)
     assert (got.double() - want).abs().max() < 5e-6
-    assert not tickets.any()
-    # With the same tickets, which are as they were.
-    alone, _ = decoded(SPECS[spec], lens, device, rows=slice(4, 5), **case)
+    alone, _ = decoded(SPECS[spec], lens, device, rows=slice(4, 5), dtype=torch.float32)
     assert torch.equal(alone, got[4:5])
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("stored", [None, "fp8_per_token_head"])
-def test_whichever_program_ends_last_the_bits_are_the_same(stored, device):
-    case = {"dtype": torch.bfloat16, "stored": stored}
-    lens = [1 + 37 * i for i in range(40)]
-    first, _ = decoded(SPECS["grouped"], lens, device, **case)
-    for _ in range(50):
-        again, _ = decoded(SPECS["grouped"], lens, device, **case)
-        assert torch.equal(first, again)
 
 
 def test_sdpa_refuses_soft_capping():

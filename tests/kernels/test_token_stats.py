@@ -35,7 +35,7 @@ def statistics(kernels, logits, *, tokens=None, excluded=None) -> RowStatistics:
     """All steps, for the likeliest token and a support of the 20 best ids and 4 others."""
     partials = first_pass(kernels, logits)
     top = kernels.top_ids(logits, partials.maximum, 20)
-    tokens = top[:, 0].clone() if tokens is None else tokens
+    tokens = top[:, 0].long() if tokens is None else tokens
     excluded = top if excluded is None else excluded
     drawn = torch.tensor([[0, -1, logits.shape[1] - 1, 0]], device=logits.device)
     support = torch.cat([top, drawn.expand(len(logits), -1)], dim=1).int()

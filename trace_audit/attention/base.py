@@ -219,9 +219,10 @@ class DecodesOnDevice(Protocol):
         """`AttentionBackend.prepare` for a launch whose tables are on the device."""
 
 
-Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor | None]
+Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor | None]
 """A flat batch through a model: input ids int64 [T], positions int64 [T], rows int64 [B] whose
-logits are wanted -> logits [B, V], or None where the model ends before its head."""
+logits are wanted, or None for all -> logits [B, V], or None where the model ends before its
+head."""
 
 
 class PagedAttention:

@@ -36,8 +36,6 @@ class TritonAttention:
         self._query_starts: torch.Tensor | None = None
         self._query_lens = np.zeros(0, dtype=np.int64)
         self._tiles: dict[int, torch.Tensor] = {}
-        # Kept, whatever their number: recorded launches go on using theirs.
-        self._tickets: dict[int, torch.Tensor] = {}
 
     def check(self, layer: LayerSpec) -> None:
         """Every layer is supported."""
@@ -83,7 +81,6 @@ class TritonAttention:
                     rows.context_lens,
                     rows.max_context_len,
                     options,
-                    tickets=self._tickets_of(len(rows.context_lens) * layer.num_kv_heads, query),
                 )
             )
         if self._prefill is not None:
@@ -102,11 +99,6 @@ class TritonAttention:
                 )
             )
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def _tickets_of(self, number: int, query: torch.Tensor) -> torch.Tensor:
-        if number not in self._tickets:
-            self._tickets[number] = torch.zeros(number, dtype=torch.int32, device=query.device)
-        return self._tickets[number]
 
     def _tiles_of(self, layer: LayerSpec, device: torch.device) -> torch.Tensor:
         """int32 [num_tiles, 2]: prefill row, and the offset of the tile's first query in it."""

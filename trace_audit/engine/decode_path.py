@@ -125,20 +125,19 @@ class DecodePath:
 
     def step(self, inputs: DecodeInputs) -> DecodeOutputs:
         """One launch from its inputs to its statistics; nothing here waits for the host."""
-        rows = inputs.rows
-        slots = rows[:, _SLOT].contiguous()
-        positions = rows[:, _POSITION].long()
+        columns = inputs.rows[:, :_TABLE].T.contiguous()
+        as_indices = columns.long()
+        slots, positions = columns[_SLOT], as_indices[_POSITION]
         self.loaded.attention.prepare_decode(
             DecodeBatch(
-                kv_slots=rows[:, _KV_SLOT].long(),
-                context_lens=rows[:, _CONTEXT_LEN].contiguous(),
-                block_table=rows[:, _TABLE:],
+                kv_slots=as_indices[_KV_SLOT],
+                context_lens=columns[_CONTEXT_LEN],
+                block_table=inputs.rows[:, _TABLE:],
                 max_context_len=inputs.num_splits * SPLIT,
             )
         )
-        input_ids = self.state.gather_input_ids(slots.long(), positions)
-        every_row = torch.arange(len(rows), device=rows.device)
-        logits = self.loaded.forward(input_ids, positions, every_row)
+        input_ids = self.state.gather_input_ids(as_indices[_SLOT], positions)
+        logits = self.loaded.forward(input_ids, positions, None)
         assert logits is not None
         tokens, statistics = self.sampler(logits, inputs.sampling, slots, self.state)
         self.state.append_one_each(slots, tokens)
@@ -147,7 +146,7 @@ class DecodePath:
             tokens=tokens,
             statistics=None if statistics is None else packed(statistics, tokens),
             logits=logits,
-            expert_ids=None if choices is None else choices.of(every_row),
+            expert_ids=None if choices is None else choices.of(None),
         )
 
     def _rows(self, launch: Launch, num_splits: int) -> npt.NDArray[np.int32]:

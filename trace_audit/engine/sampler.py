@@ -142,7 +142,7 @@ class Sampler:
         partials = self._kernels.vocabulary_partials(logits, self._multipliers)
         num_top = inputs.num_top if self._scored.is_raw else 1
         top = self._kernels.top_ids(logits, partials.maximum, num_top)
-        greedy = top[:, 0].clone()  # it may be overwritten
+        greedy = top[:, 0].long()
         kept = None
         if forced is not None:
             sampled = forced
@@ -213,9 +213,9 @@ class Sampler:
         inputs: SamplingInputs,
     ) -> TokenStatistics:
         kernels, support = self._kernels, inputs.support
-        excluded = top.int() if support is None else support[:, :SUPPORT_TOP_K]
+        excluded = top if support is None else support[:, :SUPPORT_TOP_K]
         if inputs.has_support is not None:
-            excluded = torch.where(inputs.has_support[:, None], excluded, top.int())
+            excluded = torch.where(inputs.has_support[:, None], excluded, top)
         tail = kernels.chunk_masses(logits, partials, excluded)
         if support is None or inputs.has_support is not None:
             own = _own_support(logits, partials, tail, excluded, inputs)
@@ -224,7 +224,7 @@ class Sampler:
                 if support is None or inputs.has_support is None
                 else torch.where(inputs.has_support[:, None], support, own)
             )
-        top = top[:, : stats.NUM_TOP].int()
+        top = top[:, : stats.NUM_TOP]
         counts = kernels.token_counts(logits, tokens)
         rows = kernels.row_statistics(logits, partials, counts, tail, tokens, top, support)
         return TokenStatistics(**vars(rows), top_token_ids=top, support_token_ids=support)

@@ -56,7 +56,7 @@ def packed(statistics: TokenStatistics, tokens: torch.Tensor) -> torch.Tensor:
     columns = []
     for name, num_elements, dtype in _LAYOUT:
         values = tokens if name == "token_ids" else getattr(statistics, name)
-        columns.append(values.to(dtype).view(-1, num_elements).view(torch.int32))
+        columns.append(values.to(dtype).reshape(-1, num_elements).view(torch.int32))
     return torch.cat(columns, dim=1)
 
 

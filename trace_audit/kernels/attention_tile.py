@@ -24,7 +24,7 @@ if triton is not None:
 
     @triton.jit
     def attend_tile(
-        q,  # [Q, KEY_PAD]
+        q,  # [KEY_PAD, Q]
         query_pos,  # [Q], absolute positions
         keys_ptr,
         key_scales_ptr,
@@ -34,7 +34,7 @@ if triton is not None:
         start,
         end,
         kv_head,
-        acc,  # float32 [Q, VALUE_PAD]
+        acc,  # float32 [VALUE_PAD, Q]
         maximum,  # float32 [Q]
         total,  # float32 [Q]
         scale,
@@ -51,15 +51,19 @@ if triton is not None:
         FP8: tl.constexpr,
         INTERPRETED: tl.constexpr,
     ):
-        """Fold context tokens start.. (below end) into a running softmax."""
+        """Fold context tokens start.. (below end) into a running softmax.
+
+        Queries are columns: there may be as few as eight of them, and a tensor core multiplies any
+        number of columns from eight up, but rows by 64.
+        """
         pos = start + tl.arange(0, TILE)
         inside = pos < end
         block = tl.load(table_row_ptr + pos // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
         token = (block * BLOCK_SIZE + pos % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
         kd = tl.arange(0, KEY_PAD)
         k = tl.load(
-            keys_ptr + token[None, :] * KEY_DIM + kd[:, None],
-            mask=inside[None, :] & (kd < KEY_DIM)[:, None],
+            keys_ptr + token[:, None] * KEY_DIM + kd[None, :],
+            mask=inside[:, None] & (kd < KEY_DIM)[None, :],
             other=0.0,
         )
         vd = tl.arange(0, VALUE_PAD)
@@ -71,27 +75,27 @@ if triton is not None:
         key_scale = None
         value_scale = None
         if key_scales_ptr is not None:
-            key_scale = tl.load(key_scales_ptr + token, mask=inside, other=0.0)[None, :]
+            key_scale = tl.load(key_scales_ptr + token, mask=inside, other=0.0)[:, None]
             value_scale = tl.load(value_scales_ptr + token, mask=inside, other=0.0)[:, None]
         # The rounding points of the eager backend: keys, values and weights in the query's dtype.
         k = rounded(decoded(k, key_scale, FP8), q.dtype, INTERPRETED)
         v = rounded(decoded(v, value_scale, FP8), q.dtype, INTERPRETED)
         query = rounded(q, q.dtype, INTERPRETED)
-        scores = tl.dot(query, k, input_precision="ieee") * scale
+        scores = tl.dot(k, query, input_precision="ieee") * scale
         if SOFTCAP:
             scaled = scores / softcap
             # tanh through exp of a non-positive number: no overflow.
             e = tl.exp(-2.0 * tl.abs(scaled))
             scores = softcap * tl.where(scaled >= 0, 1.0, -1.0) * (1.0 - e) / (1.0 + e)
-        seen = inside[None, :] & (pos[None, :] <= query_pos[:, None])
+        seen = inside[:, None] & (pos[:, None] <= query_pos[None, :])
         if WINDOW > 0:
-            seen = seen & (query_pos[:, None] - pos[None, :] < WINDOW)
+            seen = seen & (query_pos[None, :] - pos[:, None] < WINDOW)
         scores = tl.where(seen, scores, float("-inf"))
-        new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
+        new_maximum = tl.maximum(maximum, tl.max(scores, axis=0))
         safe = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
-        p = tl.exp(scores - safe[:, None])
+        p = tl.exp(scores - safe[None, :])
         correction = tl.exp(maximum - safe)
-        total = total * correction + tl.sum(p, axis=1)
+        total = total * correction + tl.sum(p, axis=0)
         p = rounded(p, q.dtype, INTERPRETED)
-        acc = acc * correction[:, None] + tl.dot(p, v, input_precision="ieee")
+        acc = acc * correction[None, :] + tl.dot(tl.trans(v), p, input_precision="ieee")
         return acc, new_maximum, total

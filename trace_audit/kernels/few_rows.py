@@ -49,14 +49,14 @@ class ProductConfig:
         num_warps: see Triton.
     """
 
-    outputs: int = 4
+    outputs: int = 2
     columns: int
-    num_warps: int = 4
+    num_warps: int = 1
 
 
 def product_config(width: int) -> ProductConfig:
     """The configuration for inputs of this width."""
-    return ProductConfig(columns=min(1024, triton.next_power_of_2(width)))
+    return ProductConfig(columns=min(512, triton.next_power_of_2(width)))
 
 
 def few_rows_linear(

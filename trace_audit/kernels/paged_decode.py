@@ -1,8 +1,7 @@
 """Attention of one token a row over a paged KV cache, each row's context split into parts.
 
 A part's length depends on the length of its row's context alone, and the parts are joined one after
-the other by the program that ends last: no result depends on a row's neighbours, on the size of the
-cache, on which program that is or on how the kernel is launched.
+the other: no result depends on a row's neighbours, on the size of the cache or on tuning.
 """
 
 from __future__ import annotations
@@ -59,8 +58,6 @@ def paged_decode(
     context_lens: torch.Tensor,
     max_context_len: int,
     options: AttentionOptions,
-    *,
-    tickets: torch.Tensor | None = None,
     config: DecodeConfig | None = None,
 ) -> torch.Tensor:
     """One query token a row, at the last position of its context.
@@ -72,7 +69,6 @@ def paged_decode(
         context_lens: int32 [B].
         max_context_len: the largest of `context_lens`, known on the host.
         options: scale, window, softcap.
-        tickets: int32 [B * KV] of zeros, which they are again afterwards; None: made here.
         config: how to launch, for measurements; None: what is fixed for these heads.
 
     Returns:
@@ -86,8 +82,6 @@ def paged_decode(
     num_parts = min(triton.cdiv(max_context_len, config.split), MAX_PARTS)
     shape = (num_rows, num_heads, num_parts, value_dim + _EXTRA)
     parts = torch.empty(shape, dtype=torch.float32, device=query.device)
-    if tickets is None:
-        tickets = torch.zeros(num_rows * num_kv_heads, dtype=torch.int32, device=query.device)
     _decode_kernel[(num_rows, num_kv_heads, num_parts)](
         query,
         *query.stride(),
@@ -98,15 +92,13 @@ def paged_decode(
         block_table,
         block_table.stride(0),
         context_lens,
-        out,
         parts,
-        tickets,
         num_parts,
         options.scale,
         options.softcap or 1.0,
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
-        GROUP_PAD=max(16, triton.next_power_of_2(group)),
+        GROUP_PAD=max(8, triton.next_power_of_2(group)),
         KEY_DIM=key_dim,
         KEY_PAD=max(16, triton.next_power_of_2(key_dim)),
         VALUE_DIM=value_dim,
@@ -118,7 +110,6 @@ def paged_decode(
         WINDOW=options.window or 0,
         SOFTCAP=options.softcap is not None,
         FP8=keys.fp8,
-        UNROLLED=_UNROLLED,
         DOUBLINGS=_DOUBLINGS,
         MAX_PARTS=MAX_PARTS,
         INTERPRETED=is_interpreted(),
@@ -126,10 +117,40 @@ def paged_decode(
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
+    # Interpreted, a program costs far more than its lanes do.
+    heads = triton.next_power_of_2(num_heads) if is_interpreted() else 1
+    _join_kernel[(num_rows, triton.cdiv(num_heads, heads))](
+        parts,
+        context_lens,
+        out,
+        num_parts,
+        NUM_HEADS=num_heads,
+        HEADS=heads,
+        VALUE_DIM=value_dim,
+        VALUE_PAD=triton.next_power_of_2(value_dim),
+        PART=value_dim + _EXTRA,
+        SPLIT=config.split,
+        WINDOW=options.window or 0,
+        UNROLLED=_UNROLLED,
+        DOUBLINGS=_DOUBLINGS,
+        MAX_PARTS=MAX_PARTS,
+        INTERPRETED=is_interpreted(),
+        **overlap_options(query.device),
+        num_warps=1,
+    )
     return out
 
 
 if triton is not None:
+
+    @triton.jit
+    def _part_length(
+        context_len, SPLIT: tl.constexpr, DOUBLINGS: tl.constexpr, MAX_PARTS: tl.constexpr
+    ):
+        length = SPLIT
+        for _ in tl.static_range(DOUBLINGS):
+            length = tl.where(context_len > length * MAX_PARTS, length * 2, length)
+        return length
 
     @triton.jit
     def _decode_kernel(
@@ -144,9 +165,7 @@ if triton is not None:
         table_ptr,  # int32 [B, max_blocks]
         table_stride,
         context_lens_ptr,  # int32 [B]
-        out_ptr,  # [B, H, VALUE_DIM]
         parts_ptr,  # float32 [B, H, num_parts, PART]
-        tickets_ptr,  # int32 [B, NUM_KV_HEADS]
         num_parts,
         scale,
         softcap,
@@ -164,7 +183,6 @@ if triton is not None:
         WINDOW: tl.constexpr,
         SOFTCAP: tl.constexpr,
         FP8: tl.constexpr,
-        UNROLLED: tl.constexpr,
         DOUBLINGS: tl.constexpr,
         MAX_PARTS: tl.constexpr,
         INTERPRETED: tl.constexpr,
@@ -173,19 +191,15 @@ if triton is not None:
         wait_for_predecessor(OVERLAPS)
         row = tl.program_id(0).to(tl.int64)
         kv_head = tl.program_id(1)
-        own_part = tl.program_id(2)
+        part = tl.program_id(2)
         context_len = tl.load(context_lens_ptr + row)
-        part_len = SPLIT
-        for _ in tl.static_range(DOUBLINGS):
-            part_len = tl.where(context_len > part_len * MAX_PARTS, part_len * 2, part_len)
-        start = own_part * part_len
-        end = tl.minimum(start + part_len, context_len)
-        first_part = 0
+        length = _part_length(context_len, SPLIT, DOUBLINGS, MAX_PARTS)
+        start = part * length
+        end = tl.minimum(start + length, context_len)
         if WINDOW > 0:
             # Whole tiles before the window are skipped; tile bounds stay those of the part.
             first = tl.maximum(context_len - WINDOW, 0)
             start = tl.maximum(start, first // TILE * TILE)
-            first_part = first // part_len
         if start < end:
             lane = tl.arange(0, GROUP_PAD)
             real = lane < GROUP
@@ -194,13 +208,13 @@ if triton is not None:
             q = tl.load(
                 query_ptr
                 + row * query_stride_b
-                + head[:, None] * query_stride_h
-                + kd[None, :] * query_stride_d,
-                mask=real[:, None] & (kd < KEY_DIM)[None, :],
+                + head[None, :] * query_stride_h
+                + kd[:, None] * query_stride_d,
+                mask=real[None, :] & (kd < KEY_DIM)[:, None],
                 other=0.0,
             )
             query_pos = tl.zeros([GROUP_PAD], tl.int32) + (context_len - 1)
-            acc = tl.zeros([GROUP_PAD, VALUE_PAD], tl.float32)
+            acc = tl.zeros([VALUE_PAD, GROUP_PAD], tl.float32)
             maximum = tl.full([GROUP_PAD], float("-inf"), tl.float32)
             total = tl.zeros([GROUP_PAD], tl.float32)
             for tile in range(start, end, TILE):
@@ -211,68 +225,62 @@ if triton is not None:
                     NUM_KV_HEADS, KEY_DIM, KEY_PAD, VALUE_DIM, VALUE_PAD, BLOCK_SIZE, TILE,
                     WINDOW, SOFTCAP, FP8, INTERPRETED,
                 )  # fmt: skip
-            head_row = row * NUM_KV_HEADS * GROUP + head
-            head_parts = parts_ptr + head_row * num_parts * PART
-            end_part = tl.cdiv(context_len, part_len)
-            is_last = end_part - first_part == 1
-            if not is_last:
-                vd = tl.arange(0, VALUE_PAD)
-                part = head_parts + own_part * PART
-                width = real[:, None] & (vd < VALUE_DIM)[None, :]
-                tl.store(part[:, None] + vd[None, :], acc, mask=width)
-                tl.store(part + VALUE_DIM, maximum, mask=real)
-                tl.store(part + VALUE_DIM + 1, total, mask=real)
-                ticket = tickets_ptr + row * NUM_KV_HEADS + kv_head
-                if not INTERPRETED:
-                    tl.debug_barrier()  # all of the program's stores are before its ticket
-                is_last = tl.atomic_add(ticket, 1) == end_part - first_part - 1
-                if is_last:
-                    tl.store(ticket, 0)
-                    acc, maximum, total = _joined_parts(
-                        head_parts, real, first_part, end_part,
-                        GROUP_PAD, VALUE_DIM, VALUE_PAD, PART, UNROLLED,
-                    )  # fmt: skip
-            if is_last:
-                vd = tl.arange(0, VALUE_PAD)
-                tl.store(
-                    out_ptr + head_row[:, None] * VALUE_DIM + vd[None, :],
-                    rounded(acc / total[:, None], out_ptr.dtype.element_ty, INTERPRETED),
-                    mask=real[:, None] & (vd < VALUE_DIM)[None, :],
-                )
+            out = parts_ptr + ((row * NUM_KV_HEADS * GROUP + head) * num_parts + part) * PART
+            vd = tl.arange(0, VALUE_PAD)
+            tl.store(
+                out[:, None] + vd[None, :],
+                tl.trans(acc),
+                mask=real[:, None] & (vd < VALUE_DIM)[None, :],
+            )
+            tl.store(out + VALUE_DIM, maximum, mask=real)
+            tl.store(out + VALUE_DIM + 1, total, mask=real)
 
     @triton.jit
-    def _joined_parts(
-        parts_ptr,  # float32 [GROUP_PAD], each at a head's [num_parts, PART]
-        real,  # bool [GROUP_PAD]
-        first,
-        end,
-        GROUP_PAD: tl.constexpr,
+    def _join_kernel(
+        parts_ptr,  # float32 [B, H, num_parts, PART]
+        context_lens_ptr,  # int32 [B]
+        out_ptr,  # [B, H, VALUE_DIM]
+        num_parts,
+        NUM_HEADS: tl.constexpr,
+        HEADS: tl.constexpr,
         VALUE_DIM: tl.constexpr,
         VALUE_PAD: tl.constexpr,
         PART: tl.constexpr,
+        SPLIT: tl.constexpr,
+        WINDOW: tl.constexpr,
         UNROLLED: tl.constexpr,
+        DOUBLINGS: tl.constexpr,
+        MAX_PARTS: tl.constexpr,
+        INTERPRETED: tl.constexpr,
+        OVERLAPS: tl.constexpr,
     ):
-        """The softmaxes over a context's parts as one, from the first part to the last."""
+        wait_for_predecessor(OVERLAPS)
+        row = tl.program_id(0).to(tl.int64)
+        context_len = tl.load(context_lens_ptr + row)
+        length = _part_length(context_len, SPLIT, DOUBLINGS, MAX_PARTS)
+        first = 0
+        if WINDOW > 0:
+            first = tl.maximum(context_len - WINDOW, 0) // length
+        end = tl.cdiv(context_len, length)
+        lane = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+        real = lane < NUM_HEADS
+        head = row * NUM_HEADS + lane
         vd = tl.arange(0, VALUE_PAD)
-        acc = tl.zeros([GROUP_PAD, VALUE_PAD], tl.float32)
-        maximum = tl.full([GROUP_PAD], float("-inf"), tl.float32)
-        total = tl.zeros([GROUP_PAD], tl.float32)
+        acc = tl.zeros([HEADS, VALUE_PAD], tl.float32)
+        maximum = tl.full([HEADS], float("-inf"), tl.float32)
+        total = tl.zeros([HEADS], tl.float32)
         for start in range(first, end, UNROLLED):
             for i in tl.static_range(UNROLLED):
-                part = parts_ptr + (start + i) * PART
                 # Beyond the end all parts are empty, and change nothing.
-                known = real & (tl.zeros_like(maximum).to(tl.int32) + (start + i) < end)
-                width = known[:, None] & (vd < VALUE_DIM)[None, :]
-                # Past the first-level cache: other programs have written them.
+                known = lane < tl.where(start + i < end, NUM_HEADS, 0)
+                part = parts_ptr + (head * num_parts + start + i) * PART
                 part_acc = tl.load(
-                    part[:, None] + vd[None, :], mask=width, other=0.0, cache_modifier=".cg"
+                    part[:, None] + vd[None, :],
+                    mask=known[:, None] & (vd < VALUE_DIM)[None, :],
+                    other=0.0,
                 )
-                part_maximum = tl.load(
-                    part + VALUE_DIM, mask=known, other=float("-inf"), cache_modifier=".cg"
-                )
-                part_total = tl.load(
-                    part + VALUE_DIM + 1, mask=known, other=0.0, cache_modifier=".cg"
-                )
+                part_maximum = tl.load(part + VALUE_DIM, mask=known, other=float("-inf"))
+                part_total = tl.load(part + VALUE_DIM + 1, mask=known, other=0.0)
                 new_maximum = tl.maximum(maximum, part_maximum)
                 safe = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
                 old = tl.exp(maximum - safe)
@@ -280,4 +288,8 @@ if triton is not None:
                 acc = acc * old[:, None] + part_acc * new[:, None]
                 total = total * old + part_total * new
                 maximum = new_maximum
-        return acc, maximum, total
+        tl.store(
+            out_ptr + head[:, None] * VALUE_DIM + vd[None, :],
+            rounded(acc / total[:, None], out_ptr.dtype.element_ty, INTERPRETED),
+            mask=real[:, None] & (vd < VALUE_DIM)[None, :],
+        )

@@ -132,10 +132,10 @@ if triton is not None:
         kd = tl.arange(0, KEY_PAD)
         q = tl.load(
             query_ptr
-            + token[:, None] * query_stride_t
+            + token[None, :] * query_stride_t
             + head * query_stride_h
-            + kd[None, :] * query_stride_d,
-            mask=real[:, None] & (kd < KEY_DIM)[None, :],
+            + kd[:, None] * query_stride_d,
+            mask=real[None, :] & (kd < KEY_DIM)[:, None],
             other=0.0,
         )
         first_pos = context_len - query_len + offset
@@ -144,7 +144,7 @@ if triton is not None:
         if WINDOW > 0:
             start = tl.maximum(first_pos - WINDOW + 1, 0) // TILE * TILE
         end = tl.minimum(first_pos + QUERIES, context_len)
-        acc = tl.zeros([QUERIES, VALUE_PAD], tl.float32)
+        acc = tl.zeros([VALUE_PAD, QUERIES], tl.float32)
         maximum = tl.full([QUERIES], float("-inf"), tl.float32)
         total = tl.zeros([QUERIES], tl.float32)
         kv_head = head // (NUM_HEADS // NUM_KV_HEADS)
@@ -158,7 +158,7 @@ if triton is not None:
             )  # fmt: skip
         vd = tl.arange(0, VALUE_PAD)
         # Lanes past the row saw no key where a window ends before them; they are not stored.
-        result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        result = tl.trans(acc / tl.where(total == 0.0, 1.0, total)[None, :])
         tl.store(
             out_ptr + (token[:, None] * NUM_HEADS + head) * VALUE_DIM + vd[None, :],
             rounded(result, out_ptr.dtype.element_ty, INTERPRETED),

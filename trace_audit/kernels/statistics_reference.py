@@ -78,7 +78,7 @@ def top_ids(logits: torch.Tensor, maximum: torch.Tensor, k: int) -> torch.Tensor
     values = torch.where(ids < vocabulary_size, values, float("nan"))
     best = ids.gather(1, _best(values, num_wanted))
     missing = torch.full((logits.shape[0], k - num_wanted), -1, device=logits.device)
-    return torch.cat([best, missing], dim=1)
+    return torch.cat([best, missing], dim=1).int()
 
 
 def _best(values: torch.Tensor, k: int) -> torch.Tensor:

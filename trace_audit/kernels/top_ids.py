@@ -24,12 +24,12 @@ def top_ids(logits: torch.Tensor, maximum: torch.Tensor, k: int) -> torch.Tensor
         k: ids wanted.
 
     Returns:
-        int64 [B, k]; -1 where the vocabulary has fewer.
+        int32 [B, k]; -1 where the vocabulary has fewer.
     """
     num_rows, vocabulary_size = logits.shape
     chunks = maximum.shape[1]
     num_wanted, num_chunks = min(k, vocabulary_size), min(k, chunks)
-    out = torch.full((num_rows, k), -1, dtype=torch.int64, device=logits.device)
+    out = torch.empty(num_rows, k, dtype=torch.int32, device=logits.device)
     _top_ids_kernel[(num_rows,)](
         logits,
         logits.stride(0),
@@ -65,7 +65,7 @@ if triton is not None:
         logits_ptr,  # [B, V]
         logits_stride,
         maximum_ptr,  # float32 [B, C]
-        out_ptr,  # int64 [B, K]
+        out_ptr,  # int32 [B, K]
         vocabulary_size,
         chunks,
         K: tl.constexpr,
@@ -93,5 +93,7 @@ if triton is not None:
         keys = tl.where(inside, _keys(x.to(tl.float32), ids), LEAST)
         for i in range(WANTED):
             best = tl.max(tl.max(keys, axis=1), axis=0)
-            tl.store(out_ptr + row * K + i, 0xFFFFFFFF - (best & 0xFFFFFFFF))
+            tl.store(out_ptr + row * K + i, (0xFFFFFFFF - (best & 0xFFFFFFFF)).to(tl.int32))
             keys = tl.where(keys == best, LEAST, keys)
+        for i in range(WANTED, K):
+            tl.store(out_ptr + row * K + i, -1)

@@ -251,7 +251,7 @@ def causal_forward(model: Any, *, has_head: bool) -> Forward:
     """The forward of a causal language model, or of its decoder where the head is elsewhere."""
 
     def forward(
-        input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor
+        input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None
     ) -> torch.Tensor | None:
         inputs = {
             "input_ids": input_ids[None],
@@ -261,7 +261,8 @@ def causal_forward(model: Any, *, has_head: bool) -> Forward:
         if not has_head:
             model.get_decoder()(**inputs)
             return None
-        logits: torch.Tensor = model(**inputs, logits_to_keep=rows).logits[0]
+        # To keep 0 is to keep all.
+        logits: torch.Tensor = model(**inputs, logits_to_keep=0 if rows is None else rows).logits[0]
         return logits
 
     return forward

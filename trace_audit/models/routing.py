@@ -76,11 +76,11 @@ class ExpertChoices:
             setattr(module, _NUMBER, torch.tensor(layer))
             module.register_forward_pre_hook(self._look)
 
-    def of(self, rows: torch.Tensor) -> torch.Tensor | None:
+    def of(self, rows: torch.Tensor | None) -> torch.Tensor | None:
         """The experts of some tokens of the last forward, without waiting for the device.
 
         Args:
-            rows: int64 [B], tokens of its flat batch.
+            rows: int64 [B], tokens of its flat batch; None: all of them.
 
         Returns:
             uint8 or int16 [B, L, k], of each of the L layers in order the ids of the experts,
@@ -91,7 +91,8 @@ class ExpertChoices:
         if self._together is None:
             chosen = [self._chosen[layer] for layer in self._layers]
             self._together = torch.stack(chosen, dim=1).to(self._dtype)
-        return self._together[rows].sort(-1).values
+        together = self._together if rows is None else self._together[rows]
+        return together.sort(-1).values
 
     def note(self, layer: int, expert_ids: torch.Tensor) -> None:
         """Keep what a layer's router chose: int64 [T, k], not written to from now on."""
