@@ -144,7 +144,8 @@ def attend(
     else:
         kv_cache.write_plain(new, new.clone(), slots, keys, values)
     query, table, lengths = torch.zeros(3, 4, 64, dtype=dtype), ints(3, 4), ints(3)
-    paged_decode.paged_decode(query, keys, values, table, lengths, 64, options)
+    for max_context_len in (64, 2**18):  # few programs, and many
+        paged_decode.paged_decode(query, keys, values, table, lengths, max_context_len, options)
     paged_prefill.paged_prefill(query, keys, values, table, ints(4), lengths, ints(3, 2), options)
 
 

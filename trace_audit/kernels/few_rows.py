@@ -51,12 +51,14 @@ class ProductConfig:
 
     outputs: int = 2
     columns: int
-    num_warps: int = 1
+    num_warps: int
 
 
 def product_config(width: int) -> ProductConfig:
     """The configuration for inputs of this width."""
-    return ProductConfig(columns=min(512, triton.next_power_of_2(width)))
+    if width <= 1024:
+        return ProductConfig(columns=min(512, triton.next_power_of_2(width)), num_warps=1)
+    return ProductConfig(columns=1024 if width <= 2048 else 2048, num_warps=4)
 
 
 def few_rows_linear(
