@@ -110,6 +110,11 @@ def between_products() -> None:
         norm = torch.zeros(64, dtype=dtype)
         fused.norm_and_rotate(heads, turn, turn.clone(), None, None, 4, 1e-6)
         fused.norm_and_rotate(heads, turn, turn.clone(), norm, norm.clone(), 4, 1e-6)
+        sides = [cached_heads.CachedHeads(data=torch.zeros(8, 16, 2, 64)) for _ in range(2)]
+        target = cached_heads.CacheTarget(
+            keys=sides[0], values=sides[1], slots=ints(2, dtype=torch.int64)
+        )
+        fused.norm_and_rotate(heads, turn, turn.clone(), None, None, 4, 1e-6, target=target)
 
 
 def attention() -> None:
@@ -144,8 +149,7 @@ def attend(
     else:
         kv_cache.write_plain(new, new.clone(), slots, keys, values)
     query, table, lengths = torch.zeros(3, 4, 64, dtype=dtype), ints(3, 4), ints(3)
-    for max_context_len in (64, 2**18):  # few programs, and many
-        paged_decode.paged_decode(query, keys, values, table, lengths, max_context_len, options)
+    paged_decode.paged_decode(query, keys, values, table, lengths, 64, options)
     paged_prefill.paged_prefill(query, keys, values, table, ints(4), lengths, ints(3, 2), options)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from trace_audit.kernels import fused, reference
+from trace_audit.kernels.cached_heads import CachedHeads, CacheTarget
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -72,3 +73,28 @@ def test_silu_and_multiply(kernels, dtype, width, device):
     gate_up = random(4, 2 * width, dtype=dtype, device=device) * 4
     gate, up = gate_up.double().chunk(2, dim=-1)
     check(kernels.silu_and_multiply(gate_up), gate / (1 + (-gate).exp()) * up, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_keys_and_values_are_written_where_they_go(kernels, dtype, stored, device):
+    """The bits are those of a rotation and a write after it."""
+    num_heads, num_kv_heads, width = 6, 2, 24
+    heads = random(3, num_heads + 2 * num_kv_heads, width, dtype=dtype, device=device)
+    angles = random(3, width // 2, dtype=torch.float32, device=device, seed=1).repeat(1, 2)
+    turn = (angles.cos().to(dtype), angles.sin().to(dtype))
+    slots = torch.tensor([5, 0, 30], device=device)
+    shape = (4, 8, num_kv_heads, width)
+    got, want = (
+        [CachedHeads(data=torch.zeros(shape, dtype=stored, device=device)) for _ in range(2)]
+        for _ in range(2)
+    )
+    apart = heads.clone()
+    kernels.norm_and_rotate(apart, *turn, None, None, num_heads, 1e-6)
+    key, value = apart[:, num_heads:].chunk(2, dim=1)
+    reference.write_plain(key, value, slots, *want)
+    target = CacheTarget(keys=got[0], values=got[1], slots=slots)
+    kernels.norm_and_rotate(heads, *turn, None, None, num_heads, 1e-6, target=target)
+    assert torch.equal(heads, apart)
+    for mine, theirs in zip(got, want, strict=True):
+        assert torch.equal(mine.data, theirs.data)

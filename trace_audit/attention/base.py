@@ -18,7 +18,7 @@ from trace_audit.attention.compiled import attention_of_layer, layer_number, not
 from trace_audit.config.kv_formats import KV_FORMATS
 from trace_audit.errors import ModelError
 from trace_audit.kernels import reference
-from trace_audit.kernels.cached_heads import LARGEST, CachedHeads
+from trace_audit.kernels.cached_heads import LARGEST, CachedHeads, CacheTarget
 
 # Forward kwargs that carry no meaning for the attention of a causal decoder at inference.
 _IGNORED_KWARGS = frozenset(
@@ -323,6 +323,34 @@ class PagedAttention:
             return nothing_attended(query, value), None
         return self.attend(int(module.layer_idx), query, key, value), None  # type: ignore[arg-type]
 
+    def target(self, layer_idx: int, num_tokens: int) -> CacheTarget | None:
+        """Where a caller may write a layer's keys and values itself, before `attend_written`.
+
+        None where `attend` must do it: the cache has formats of its own, or the launch was not
+        prepared, or padding stands behind its tokens.
+        """
+        if self._kv_slots is None or len(self._kv_slots) != num_tokens:
+            return None
+        assert self._cache is not None
+        index = layer_idx - self._first_layer
+        keys, values = self._cache.keys[index], self._cache.values[index]
+        if keys.data.dtype in LARGEST:
+            return None
+        return CacheTarget(keys=keys, values=values, slots=self._kv_slots)
+
+    def attend_written(self, layer_idx: int, query: torch.Tensor) -> torch.Tensor:
+        """Attention of query [T, heads, head_dim] whose layer's target has been written.
+
+        Returns:
+            [T, num_heads, value_dim].
+        """
+        assert self._cache is not None
+        assert self._backend is not None
+        index = layer_idx - self._first_layer
+        return self._backend.forward(
+            query, self._cache.keys[index], self._cache.values[index], self.layers[index]
+        )
+
     def attend(
         self, layer_idx: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
@@ -338,18 +366,12 @@ class PagedAttention:
         if self._kv_slots is None:
             return nothing_attended(query, value)
         assert self._cache is not None
-        assert self._backend is not None
         index = layer_idx - self._first_layer
         kv_slots = self._kv_slots
         num_tokens, num_padding = kv_slots.shape[0], query.shape[2] - kv_slots.shape[0]
         query, key, value = (x[0].transpose(0, 1)[:num_tokens] for x in (query, key, value))
         self._cache.write(index, key, value, kv_slots)
-        out = self._backend.forward(
-            query,
-            self._cache.keys[index],
-            self._cache.values[index],
-            self.layers[index],
-        )
+        out = self.attend_written(layer_idx, query)
         if num_padding:
             out = pad(out, (0, 0, 0, 0, 0, num_padding))
         return out[None]

@@ -48,4 +48,18 @@ class CachedHeads:
         return stored.float().mul_(self.scales[blocks][..., None]).to(dtype)
 
 
+@dataclass(frozen=True, kw_only=True)
+class CacheTarget:
+    """Where a launch's keys and values of one layer go, if they are only rounded on the way.
+
+    Attributes:
+        keys, values: of the layer, in a 16 or 32 bit float dtype.
+        slots: int64 [T], flat token slots.
+    """
+
+    keys: CachedHeads
+    values: CachedHeads
+    slots: torch.Tensor
+
+
 _FP8 = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from trace_audit.kernels.cached_heads import CacheTarget
 from trace_audit.kernels.formats import rounded
 from trace_audit.kernels.overlap import overlap_options
 from trace_audit.kernels.runtime import is_interpreted, triton
@@ -61,6 +62,7 @@ def norm_and_rotate(
     key_weight: torch.Tensor | None,
     num_heads: int,
     epsilon: float,
+    target: CacheTarget | None = None,
 ) -> None:
     """Normalize each query and key head where weights are given, and rotate it, in place.
 
@@ -70,17 +72,23 @@ def norm_and_rotate(
         query_weight, key_weight: [D], both or neither.
         num_heads: query heads; as many keys as values stand behind them.
         epsilon: of the norms.
+        target: where keys and values, of one width, are written too; None: nowhere.
     """
     num_tokens, all_heads, width = heads.shape
     num_kv_heads = (all_heads - num_heads) // 2
-    _norm_and_rotate_kernel[(num_tokens, num_heads + num_kv_heads)](
+    num_programs = num_heads + num_kv_heads * (1 if target is None else 2)
+    _norm_and_rotate_kernel[(num_tokens, num_programs)](
         heads,
         heads.stride(0),
         cos,
         sin,
         query_weight,
         key_weight,
+        None if target is None else target.slots,
+        None if target is None else target.keys.data,
+        None if target is None else target.values.data,
         num_heads,
+        num_kv_heads,
         epsilon,
         HALF=width // 2,
         HALF_PAD=triton.next_power_of_2(width // 2),
@@ -145,7 +153,11 @@ if triton is not None:
         sin_ptr,  # [T, D]
         query_weight_ptr,  # [D], or None
         key_weight_ptr,  # [D], or None
+        slots_ptr,  # int64 [T], or None
+        keys_ptr,  # [slots, num_kv_heads, D], or None
+        values_ptr,  # [slots, num_kv_heads, D], or None
         num_heads,
+        num_kv_heads,
         epsilon,
         HALF: tl.constexpr,
         HALF_PAD: tl.constexpr,
@@ -161,6 +173,13 @@ if triton is not None:
         first = heads_ptr + token * stride_token + head * (2 * HALF) + lane
         x = tl.load(first, mask=inside, other=0.0).to(tl.float32)
         y = tl.load(first + HALF, mask=inside, other=0.0).to(tl.float32)
+        dtype = heads_ptr.dtype.element_ty
+        if values_ptr is not None:
+            value_head = head - num_heads - num_kv_heads
+            if value_head >= 0:
+                slot = tl.load(slots_ptr + token) * num_kv_heads + value_head
+                _store_cached(values_ptr, slot, x, y, HALF, HALF_PAD, INTERPRETED)
+                return
         if NORM:
             square = tl.sum(x * x, axis=0) + tl.sum(y * y, axis=0)
             scale = tl.rsqrt(square / (2 * HALF) + epsilon)
@@ -174,9 +193,30 @@ if triton is not None:
         cos_y = tl.load(cos_ptr + at + HALF, mask=inside, other=0.0).to(tl.float32)
         sin_x = tl.load(sin_ptr + at, mask=inside, other=0.0).to(tl.float32)
         sin_y = tl.load(sin_ptr + at + HALF, mask=inside, other=0.0).to(tl.float32)
-        dtype = heads_ptr.dtype.element_ty
-        tl.store(first, rounded(x * cos_x - y * sin_x, dtype, INTERPRETED), mask=inside)
-        tl.store(first + HALF, rounded(y * cos_y + x * sin_y, dtype, INTERPRETED), mask=inside)
+        turned_x = rounded(x * cos_x - y * sin_x, dtype, INTERPRETED)
+        turned_y = rounded(y * cos_y + x * sin_y, dtype, INTERPRETED)
+        tl.store(first, turned_x, mask=inside)
+        tl.store(first + HALF, turned_y, mask=inside)
+        if keys_ptr is not None:  # noqa: SIM102 - decided when compiled, what follows is not
+            if head >= num_heads:
+                slot = tl.load(slots_ptr + token) * num_kv_heads + (head - num_heads)
+                _store_cached(keys_ptr, slot, turned_x, turned_y, HALF, HALF_PAD, INTERPRETED)
+
+    @triton.jit
+    def _store_cached(
+        data_ptr,  # [slots * KV, 2 * HALF]
+        slot,
+        x,
+        y,
+        HALF: tl.constexpr,
+        HALF_PAD: tl.constexpr,
+        INTERPRETED: tl.constexpr,
+    ):
+        lane = tl.arange(0, HALF_PAD)
+        at = data_ptr + slot * (2 * HALF) + lane
+        dtype = data_ptr.dtype.element_ty
+        tl.store(at, rounded(x, dtype, INTERPRETED), mask=lane < HALF)
+        tl.store(at + HALF, rounded(y, dtype, INTERPRETED), mask=lane < HALF)
 
     @triton.jit
     def _silu_and_multiply_kernel(

@@ -1,8 +1,7 @@
 """Attention of one token a row over a paged KV cache, each row's context split into parts.
 
 A part's length depends on the length of its row's context alone, and the parts are joined one after
-the other: no result depends on a row's neighbours, on the size of the cache or on tuning. How many
-parts a program takes changes no bit, since it leaves each of them by itself.
+the other: no result depends on a row's neighbours, on the size of the cache or on tuning.
 """
 
 from __future__ import annotations
@@ -22,14 +21,12 @@ if triton is not None:
 
     from trace_audit.kernels.overlap import wait_for_predecessor
 
-SPLIT = 128
+SPLIT = 256
 """Context tokens of a part; more where a row would have more than `MAX_PARTS` of them."""
 MAX_PARTS = 64
 _DOUBLINGS = 8  # of a part's length: for contexts of up to 4 million tokens
 _EXTRA = 4  # floats behind a part's sum: its largest score, its total, and two for alignment
 _UNROLLED = 8  # parts whose loads are under way at once
-_LONG_SPAN = 512  # context tokens of a program, where that leaves enough programs
-_ENOUGH_PROGRAMS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,24 +36,18 @@ class DecodeConfig:
     Attributes:
         split: context tokens of a part; it and `tile` are part of what is computed.
         tile: of them loaded at once, a divisor of `split`.
-        span: context tokens of a program, `split` times a power of two; at least a part.
         num_warps, num_stages: see Triton.
     """
 
     split: int = SPLIT
     tile: int
-    span: int
     num_warps: int = 4
     num_stages: int = 2
 
 
-def decode_config(
-    num_rows: int, num_kv_heads: int, head_dim: int, max_context_len: int
-) -> DecodeConfig:
-    """The fastest configuration among those that compute the same."""
-    programs = num_rows * num_kv_heads * max_context_len // _LONG_SPAN
-    span = _LONG_SPAN if programs >= _ENOUGH_PROGRAMS else SPLIT
-    return DecodeConfig(tile=64 if head_dim <= 128 else 32, span=span)
+def decode_config(head_dim: int) -> DecodeConfig:
+    """The configuration of a head width."""
+    return DecodeConfig(tile=64 if head_dim <= 128 else 32)
 
 
 def paged_decode(
@@ -85,15 +76,13 @@ def paged_decode(
     """
     num_rows, num_heads, key_dim = query.shape
     _, block_size, num_kv_heads, value_dim = values.data.shape
-    config = config or decode_config(num_rows, num_kv_heads, key_dim, max_context_len)
+    config = config or decode_config(key_dim)
     group = num_heads // num_kv_heads
     out = torch.empty(num_rows, num_heads, value_dim, dtype=query.dtype, device=query.device)
     num_parts = min(triton.cdiv(max_context_len, config.split), MAX_PARTS)
     shape = (num_rows, num_heads, num_parts, value_dim + _EXTRA)
     parts = torch.empty(shape, dtype=torch.float32, device=query.device)
-    # A row whose parts are longer than the span has no more programs than parts.
-    num_programs = min(triton.cdiv(max_context_len, config.span), MAX_PARTS)
-    _decode_kernel[(num_rows, num_kv_heads, num_programs)](
+    _decode_kernel[(num_rows, num_kv_heads, num_parts)](
         query,
         *query.stride(),
         keys.raw,
@@ -117,7 +106,6 @@ def paged_decode(
         BLOCK_SIZE=block_size,
         PART=value_dim + _EXTRA,
         SPLIT=config.split,
-        SPAN=config.span,
         TILE=config.tile,
         WINDOW=options.window or 0,
         SOFTCAP=options.softcap is not None,
@@ -191,7 +179,6 @@ if triton is not None:
         PART: tl.constexpr,
         BLOCK_SIZE: tl.constexpr,
         SPLIT: tl.constexpr,
-        SPAN: tl.constexpr,
         TILE: tl.constexpr,
         WINDOW: tl.constexpr,
         SOFTCAP: tl.constexpr,
@@ -204,11 +191,11 @@ if triton is not None:
         wait_for_predecessor(OVERLAPS)
         row = tl.program_id(0).to(tl.int64)
         kv_head = tl.program_id(1)
+        part = tl.program_id(2)
         context_len = tl.load(context_lens_ptr + row)
         length = _part_length(context_len, SPLIT, DOUBLINGS, MAX_PARTS)
-        span = tl.maximum(length, SPAN)
-        start = tl.program_id(2) * span
-        end = tl.minimum(start + span, context_len)
+        start = part * length
+        end = tl.minimum(start + length, context_len)
         if WINDOW > 0:
             # Whole tiles before the window are skipped; tile bounds stay those of the part.
             first = tl.maximum(context_len - WINDOW, 0)
@@ -230,8 +217,6 @@ if triton is not None:
             acc = tl.zeros([VALUE_PAD, GROUP_PAD], tl.float32)
             maximum = tl.full([GROUP_PAD], float("-inf"), tl.float32)
             total = tl.zeros([GROUP_PAD], tl.float32)
-            head_parts = parts_ptr + (row * NUM_KV_HEADS * GROUP + head) * num_parts * PART
-            vd = tl.arange(0, VALUE_PAD)
             for tile in range(start, end, TILE):
                 acc, maximum, total = attend_tile(
                     q, query_pos, keys_ptr, key_scales_ptr, values_ptr, value_scales_ptr,
@@ -240,20 +225,15 @@ if triton is not None:
                     NUM_KV_HEADS, KEY_DIM, KEY_PAD, VALUE_DIM, VALUE_PAD, BLOCK_SIZE, TILE,
                     WINDOW, SOFTCAP, FP8, INTERPRETED,
                 )  # fmt: skip
-                is_whole = ((tile + TILE) % length == 0) | (tile + TILE >= end)
-                if is_whole:
-                    out = head_parts + tile // length * PART
-                    tl.store(
-                        out[:, None] + vd[None, :],
-                        tl.trans(acc),
-                        mask=real[:, None] & (vd < VALUE_DIM)[None, :],
-                    )
-                    tl.store(out + VALUE_DIM, maximum, mask=real)
-                    tl.store(out + VALUE_DIM + 1, total, mask=real)
-                # Outside of the branch, which would keep the next loads from starting early.
-                acc = tl.where(is_whole, 0.0, acc)
-                maximum = tl.where(is_whole, float("-inf"), maximum)
-                total = tl.where(is_whole, 0.0, total)
+            out = parts_ptr + ((row * NUM_KV_HEADS * GROUP + head) * num_parts + part) * PART
+            vd = tl.arange(0, VALUE_PAD)
+            tl.store(
+                out[:, None] + vd[None, :],
+                tl.trans(acc),
+                mask=real[:, None] & (vd < VALUE_DIM)[None, :],
+            )
+            tl.store(out + VALUE_DIM, maximum, mask=real)
+            tl.store(out + VALUE_DIM + 1, total, mask=real)
 
     @triton.jit
     def _join_kernel(

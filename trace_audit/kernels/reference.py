@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from trace_audit.kernels.cached_heads import LARGEST, CachedHeads
+from trace_audit.kernels.cached_heads import LARGEST, CachedHeads, CacheTarget
 
 
 def apply_trace_tokens(
@@ -124,6 +124,7 @@ def norm_and_rotate(
     key_weight: torch.Tensor | None,
     num_heads: int,
     epsilon: float,
+    target: CacheTarget | None = None,
 ) -> None:
     """See `trace_audit.kernels.fused.norm_and_rotate`."""
     num_kv_heads = (heads.shape[1] - num_heads) // 2
@@ -139,6 +140,9 @@ def norm_and_rotate(
     first, second = x.chunk(2, dim=-1)
     turned = torch.cat([-second, first], dim=-1)
     rotated.copy_(x * cos.float()[:, None] + turned * sin.float()[:, None])
+    if target is not None:
+        key, value = heads[:, num_heads:].chunk(2, dim=1)
+        write_plain(key, value, target.slots, target.keys, target.values)
 
 
 def silu_and_multiply(gate_up: torch.Tensor) -> torch.Tensor:

@@ -141,7 +141,13 @@ class FusedLayer(torch.nn.Module):
         query_weight, epsilon = _norm(self.query_norm)
         key_weight, _ = _norm(self.key_norm)
         weights = (query_weight, key_weight)
-        self._kernels.norm_and_rotate(heads, cos, sin, *weights, spec.num_heads, epsilon)
+        target = self._attention.target(self._index, num_tokens)
+        self._kernels.norm_and_rotate(
+            heads, cos, sin, *weights, spec.num_heads, epsilon, target=target
+        )
+        if target is not None:
+            query = heads[:, : spec.num_heads]
+            return self._attention.attend_written(self._index, query).reshape(num_tokens, -1)
         parts = heads.split([spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
         query, key, value = (part.transpose(0, 1)[None] for part in parts)
         return self._attention.attend(self._index, query, key, value).reshape(num_tokens, -1)
