@@ -6,6 +6,7 @@ Cases 21 and 24: what stands beside a sequence, and in which order it came, chan
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -167,16 +168,18 @@ def test_every_product_of_a_decode_launch_has_the_fixed_number_of_rows(checkpoin
     statistics = harness.built.engine._runner._sampler._kernels
     sampled = []
 
-    class Spy:
-        def vocabulary_partials(self, logits, multipliers):
+    def spying(kernel):
+        def spy(logits, *arguments):
             sampled.append(len(logits))
-            return statistics.vocabulary_partials(logits, multipliers)
+            return kernel(logits, *arguments)
 
-        def token_counts(self, logits, tokens):
-            sampled.append(len(logits))
-            return statistics.token_counts(logits, tokens)
+        return spy
 
-    harness.built.engine._runner._sampler._kernels = Spy()
+    harness.built.engine._runner._sampler._kernels = replace(
+        statistics,
+        vocabulary_partials=spying(statistics.vocabulary_partials),
+        token_counts=spying(statistics.token_counts),
+    )
     harness.record(random_prompts([12]), 4)
     assert shapes == [12, 1] + [16] * 6
     assert sampled == [1, 1] + [16] * 6

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -153,14 +155,11 @@ def test_logits_exist_for_a_block_of_rows_at_a_time(checkpoint, device, family):
     sampler = harness.built.engine._runner._sampler
     partials = sampler._kernels.vocabulary_partials
 
-    class Spy:
-        token_counts = staticmethod(sampler._kernels.token_counts)
+    def spy(logits, multipliers):
+        scored.append(logits.shape[0])
+        return partials(logits, multipliers)
 
-        def vocabulary_partials(self, logits, multipliers):
-            scored.append(logits.shape[0])
-            return partials(logits, multipliers)
-
-    sampler._kernels = Spy()
+    sampler._kernels = replace(sampler._kernels, vocabulary_partials=spy)
     length = 2 * HEAD_ROWS + 3
     output = score(harness, random_prompts([10]), random_traces(1, length))[0]
     assert head_rows == [(1, n, VOCABULARY) for n in (HEAD_ROWS, HEAD_ROWS, 3)]
