@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import platform
-import resource
 import shutil
 import subprocess
 import sys
@@ -268,7 +268,14 @@ def main() -> None:
     audit = arguments.directory / "audit"
     if not (audit / "audit.json").exists():
         start = time.perf_counter()
-        make_audit(audit, arguments.sequences, arguments.tokens)
+        # In a process of its own: a child's peak counts the memory of the parent it is forked from.
+        maker = multiprocessing.get_context("spawn").Process(
+            target=make_audit, args=(audit, arguments.sequences, arguments.tokens)
+        )
+        maker.start()
+        maker.join()
+        if maker.exitcode:
+            raise SystemExit(f"making the audit ended with status {maker.exitcode}")
         print(f"made {audit} in {time.perf_counter() - start:.0f} s")
     stored = json.loads((audit / "audit.json").read_text())
     rows = stored["num_output_tokens"]
@@ -290,12 +297,7 @@ def main() -> None:
     }
     path = arguments.directory / "report_scale.json"
     path.write_text(json.dumps(document, indent=2) + "\n")
-    print(f"{rows:,} rows a run; peak of this process {peak():,.0f} MiB; wrote {path}")
-
-
-def peak() -> float:
-    """Peak resident memory of this process, which makes the audit, in MiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"{rows:,} rows a run; wrote {path}")
 
 
 if __name__ == "__main__":
