@@ -11,6 +11,8 @@ from tests.tiny import Harness, differing_columns, engine_config, random_prompts
 from trace_audit.config import EngineConfig, Hardware, RunConfig, resolve
 from trace_audit.engine.build import build_engine
 from trace_audit.errors import ConfigError
+from trace_audit.kernels import fused as fused_kernels
+from trace_audit.models import fused as fused_layers
 from trace_audit.models.loader import load_model
 
 PROMPTS = [3, 9, 31]
@@ -74,6 +76,29 @@ def test_a_graph_of_fused_layers_is_bit_equal(checkpoint, device, family, dtype)
         assert one.built.backends["decode"] == ("device" if eager else "cuda-graph")
         outputs.append(one.record(prompts, 8))
     assert differing_columns(*outputs) == set()
+
+
+@pytest.mark.parametrize(("family", "rows"), [("llama", 1), ("qwen2", 1), ("qwen3", 2)])
+def test_fused_products_of_few_rows_are_the_model(checkpoint, device, monkeypatch, family, rows):
+    """The kernels themselves; on a CPU they are interpreted, which only a test asks for."""
+    monkeypatch.setattr(fused_layers, "_kernels", lambda device: fused_kernels)
+    counted = []
+    product = fused_layers.few_rows_linear
+
+    def counting(x: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        counted.append(len(x))
+        return product(x, *arguments, **options)
+
+    monkeypatch.setattr(fused_layers, "few_rows_linear", counting)
+    prompts = random_prompts([5, 9][:rows])
+    plain, fused = (
+        harness(checkpoint(family), device, torch.float32, fused=fused) for fused in (False, True)
+    )
+    recorded = plain.record(prompts, 4)
+    for a, b in zip(recorded, fused.replay(prompts, recorded), strict=True):
+        assert abs(a.logprob - b.logprob).max() < 2e-5
+    # Four products a layer, in each of the three launches after the prompts' own.
+    assert counted.count(rows) >= 3 * 4 * len(fused.loaded.layers)
 
 
 def test_the_prefill_path_runs_fused_layers_too(checkpoint, device):

@@ -49,16 +49,20 @@ class ProductConfig:
         num_warps: see Triton.
     """
 
-    outputs: int = 2
+    outputs: int
     columns: int
     num_warps: int
 
 
 def product_config(width: int) -> ProductConfig:
     """The configuration for inputs of this width."""
+    # Interpreted, a program costs far more than its lanes do.
+    outputs = 64 if is_interpreted() else 2
     if width <= 1024:
-        return ProductConfig(columns=min(512, triton.next_power_of_2(width)), num_warps=1)
-    return ProductConfig(columns=1024 if width <= 2048 else 2048, num_warps=4)
+        columns = min(512, triton.next_power_of_2(width))
+        return ProductConfig(outputs=outputs, columns=columns, num_warps=1)
+    columns = 1024 if width <= 2048 else 2048
+    return ProductConfig(outputs=outputs, columns=columns, num_warps=4)
 
 
 def few_rows_linear(
