@@ -96,7 +96,7 @@ def build_engine(
         "loaded": loaded,
         "world": world,
         "backend": backend,
-        "statistics_kernels": REFERENCE if use_reference else statistics_kernels(device),
+        "statistics_kernels": REFERENCE if use_reference else statistics_kernels(),
         "max_num_reqs": config.num_slots,
         "max_model_len": config.max_model_len,
         # One more block than there is to give away: the null block of padding.

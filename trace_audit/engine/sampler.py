@@ -24,7 +24,6 @@ from trace_audit.engine.token_statistics import (
 from trace_audit.engine.trace_replay import TraceReplayState
 from trace_audit.engine.verification import REJECTED, Verification
 from trace_audit.kernels.partials import VocabularyPartials
-from trace_audit.kernels.row_sum import row_sum
 from trace_audit.kernels.runtime import to_device
 from trace_audit.kernels.statistics import StatisticsKernels
 
@@ -247,8 +246,7 @@ def _own_support(
     uniform = inputs.uniforms[:, :SUPPORT_TAIL_DRAWS]
     drawn = draw_ids(logits, maximum, tail, best.long(), uniform)
     own = torch.cat([best, drawn.int()], dim=1)
-    mass = row_sum(partials.sum_exp * (partials.maximum - maximum[:, None]).exp())
-    finite = mass.isfinite() & maximum.isfinite()
+    finite = maximum.isfinite() & partials.sum_exp.isfinite().all(-1)
     return torch.where(finite[:, None], own, -1)
 
 

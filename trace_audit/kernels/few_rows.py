@@ -41,7 +41,7 @@ class Norm:
 
 @dataclass(frozen=True, kw_only=True)
 class ProductConfig:
-    """How the kernel is launched; `columns` is part of what is computed, the rest is not.
+    """How the kernel is launched, and with it the order of the sums.
 
     Attributes:
         outputs: elements of the output a program computes.

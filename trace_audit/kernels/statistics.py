@@ -15,7 +15,7 @@ from trace_audit.kernels import (
     top_ids,
 )
 from trace_audit.kernels.partials import RowStatistics, TokenCounts, VocabularyPartials
-from trace_audit.kernels.runtime import kernel_mode
+from trace_audit.kernels.runtime import is_interpreted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,6 @@ INTERPRETED = replace(
 )
 
 
-def statistics_kernels(device: torch.device) -> StatisticsKernels:
-    """The kernels where they can run on a device, the references elsewhere."""
-    modes = {"triton": TRITON, "triton-interpreted": INTERPRETED, "reference": REFERENCE}
-    return modes[kernel_mode(device)]
+def statistics_kernels() -> StatisticsKernels:
+    """The kernels, as far as they are worth it in a process that can run them."""
+    return INTERPRETED if is_interpreted() else TRITON
