@@ -159,6 +159,7 @@ class EngineSide:
         self._recording = recording
         self._loaded = loaded
         self._bind: Any = None
+        self._kv_cache: Any = None
         engine = override(config, {"engine.enable_trace_replay": recording is not None}).engine
         runner = ModelRunner if audits else PlainRunner
         self.built: BuiltEngine = build_engine(
@@ -167,6 +168,11 @@ class EngineSide:
         if not audits:
             self.built.engine._outputs = _NoOutputs()  # type: ignore[assignment]
         self._check_room(engine)
+
+    @property
+    def kv_cache_bytes(self) -> int:
+        """Of all its blocks, the null block with them."""
+        return sum(tensor.nbytes for tensor in self._kv_cache.tensors)
 
     def run(self) -> Timing:
         """Decode or replay every row once."""
@@ -219,8 +225,8 @@ class EngineSide:
 
     def _make_runner(self, runner: type[ModelRunner], **arguments: Any) -> ModelRunner:
         # Engines share the model's attention: each binds its own cache before it runs.
-        attention = arguments["loaded"].attention
-        self._bind = partial(attention.bind, arguments["kv_cache"], arguments["backend"])
+        attention, self._kv_cache = arguments["loaded"].attention, arguments["kv_cache"]
+        self._bind = partial(attention.bind, self._kv_cache, arguments["backend"])
         return runner(**arguments)
 
     def _check_room(self, engine: EngineConfig) -> None:

@@ -124,6 +124,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--only", nargs="+", choices=SIDES, metavar="SIDE", help=f"some of {', '.join(SIDES)}"
     )
+    parser.add_argument("--logprobs", action="store_true",
+                        help="have transformers' sides give each token's logprob, and `generate` "
+                        "its rank")  # fmt: skip
     parser.add_argument("--peer", choices=PEERS, help="in a process of its own")
     parser.add_argument("--peer-python", help="interpreter that has it; default: this one")
     parser.add_argument("--peer-logprobs", type=int, metavar="N",
@@ -149,6 +152,9 @@ def label(options: argparse.Namespace, name: str) -> str:
     """What a side's row is called."""
     if name in PEERS and options.peer_logprobs is not None:
         return f"{PEERS[name]}, {options.peer_logprobs} logprobs"
+    if options.logprobs and name.startswith("generate"):
+        told = "logprobs" if name == "generate-batch" else "logprobs and ranks"
+        return f"{SIDES[name]}, {told}"
     return (SIDES | PEERS)[name]
 
 

@@ -15,6 +15,7 @@ import torch
 from benchmarks.engine_side import EngineSide, Recording, engine_config, load_engine_model
 from benchmarks.floor import kv_bytes, linear_seconds, weight_bytes
 from benchmarks.measure import copy_bandwidth, drop_from_cache, progress
+from benchmarks.memory import Memory, PeakMemory
 from benchmarks.models import open_model
 from benchmarks.peer_process import PeerSide
 from benchmarks.rounds import Entry, Rounds, Side, run_rounds
@@ -63,6 +64,7 @@ class Bench:
         self.loaded, seconds = load_engine_model(self.model.source, self.config.engine)
         self.model.loading["engine_seconds"] = seconds
         self.backends: dict[str, str] = {}
+        self.memory: Memory | None = None
         self._recording: Recording | None = None
         self._replay: EngineSide | None = None
         self._open = ExitStack()
@@ -114,44 +116,46 @@ class Bench:
     def _make(self, name: str) -> Side:
         if name in OWN:
             return self._own(name)
+        logprobs = self.options.logprobs
         if name == "vllm":
             side: Any = PeerSide(
                 name, self._peer_job(), self.workload, python=self.options.peer_python
             )
         elif name == "generate-batch":
-            side = GenerateBatch(name, self.model.plain, self.workload)
+            side = GenerateBatch(name, self.model.plain, self.workload, logprobs=logprobs)
         else:
             cache = "static" if name == "generate-static" else "dynamic"
-            side = Generate(name, self.model.plain, self.workload, cache)
+            side = Generate(name, self.model.plain, self.workload, cache, logprobs=logprobs)
         self._open.callback(side.close)
         side.start()
         return side  # type: ignore[no-any-return]
 
     def _own(self, name: str) -> EngineSide:
         """One of the engine's sides, warm."""
-        if name == "free":
-            side = EngineSide(name, self.loaded, self.config, self.workload, None)
-        elif name == "plain":
-            recording = self._recorded()
-            side = EngineSide(
-                name, self.loaded, self.config, self.workload, recording, audits=False
-            )
-        else:
+        if name == "replay":
             self._recorded()
             assert self._replay is not None
             side = self._replay
+        else:
+            recording = None if name == "free" else self._recorded()
+            side = EngineSide(
+                name, self.loaded, self.config, self.workload, recording, audits=name == "free"
+            )
+            side.run()
         self.backends = side.built.backends
-        side.run()
         return side
 
     def _recorded(self) -> Recording:
-        """What the replaying engine recorded, once."""
+        """What the replaying engine recorded, once; it replayed it, too, and is warm."""
         if self._recording is None:
             # It holds no trace yet, but is an engine that may.
             nothing = Recording(traces=[], supports=[])
+            watch = PeakMemory(self.device)
             self._replay = EngineSide("replay", self.loaded, self.config, self.workload, nothing)
             self._recording = self._replay.record()
             self._replay.replays(self._recording)
+            self._replay.run()
+            self.memory = watch.memory(self.loaded.model, self._replay.kv_cache_bytes)
         return self._recording
 
     def _peer_job(self) -> dict[str, Any]:

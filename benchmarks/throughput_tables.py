@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -124,6 +125,11 @@ def beside_rows(bench: Bench, rounds: Rounds) -> Iterator[tuple[str, str]]:
             share = _text(figures[f"{name}_share_of_replay_step"], 2)
             text = f"{_text(figures[f'{name}_ms'], 2)}; of replay's step {share}"
             yield f"linear layers of a step alone, {what}, ms", text
+    if bench.memory is not None:
+        memory = bench.memory
+        both = f"{memory.weights / GB:.2f} GB of weights and {memory.kv_cache / GB:.2f} GB of cache"
+        working = f"{memory.working / GB:.2f} GB, {memory.share:.1%} of both"
+        yield f"memory of a replay's peak, beside {both}", working
     yield from _loading(bench)
 
 
@@ -163,6 +169,7 @@ def as_json(bench: Bench, rounds: Rounds) -> dict[str, Any]:
         "engine": {"config": flat(bench.config), "backends": bench.backends},
         "rounds": rounds.count,
         "sides": [_side(bench, rounds, entry) for entry in rounds.entries],
+        "memory_bytes": None if bench.memory is None else asdict(bench.memory),
         "beside": _json(beside_figures(bench, rounds)),
     }
 

@@ -40,13 +40,17 @@ class Generate:
         model: with sdpa attention.
         workload: what to decode.
         cache: `cache_implementation`: "dynamic", or "static", which compiles the forward on CUDA.
+        logprobs: whether every step takes the logprob and the rank of its tokens from its scores.
     """
 
-    def __init__(self, name: str, model: Any, workload: Workload, cache: str) -> None:
+    def __init__(
+        self, name: str, model: Any, workload: Workload, cache: str, *, logprobs: bool = False
+    ) -> None:
         self.name = name
         self._model = model
         self._workload = workload
         self._cache = cache
+        self._logprobs = logprobs
 
     def start(self) -> None:
         """Warm up; a static cache compiles and captures here.
@@ -63,17 +67,23 @@ class Generate:
     def run(self) -> Timing:
         """Decode every row once."""
         workload, device = self._workload, self._model.device
-        stamps = _StampCriteria(device)
+        stamps = _StampCriteria(device, logprobs=self._logprobs)
         synchronize(device)
         start = time.perf_counter()
-        ids = self._model.generate(
+        result = self._model.generate(
             **_padded(workload, device),
-            generation_config=_greedy(workload, cache_implementation=self._cache),
+            generation_config=_greedy(
+                workload,
+                cache_implementation=self._cache,
+                return_dict_in_generate=True,
+                output_scores=self._logprobs,
+            ),
             stopping_criteria=StoppingCriteriaList([stamps]),
         )
+        stamps.to_host()
         synchronize(device)
         seconds = time.perf_counter() - start
-        decoded = ids.shape[1] - workload.longest_prompt
+        decoded = result.sequences.shape[1] - workload.longest_prompt
         if decoded != workload.num_tokens:
             raise RuntimeError(f"generate gave {decoded} tokens of {workload.num_tokens}")
         marks = stamps.stamps.seconds()
@@ -85,15 +95,31 @@ class Generate:
 
 
 class _StampCriteria(StoppingCriteria):
-    """Stops nothing, and notes when each step ends."""
+    """Stops nothing, notes when each step ends, and takes its statistics where they are wanted.
 
-    def __init__(self, device: torch.device) -> None:
+    Attributes:
+        rows: of each step, [B, 2]: logprob and rank of each row's token.
+    """
+
+    def __init__(self, device: torch.device, *, logprobs: bool) -> None:
         self.stamps = Stamps(device)
+        self.rows: list[torch.Tensor] = []
+        self._logprobs = logprobs
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         """No row is done."""
+        if self._logprobs:
+            logits, tokens = scores[-1], input_ids[:, -1:]
+            chosen = logits.gather(-1, tokens)
+            logprob = logits.log_softmax(-1).gather(-1, tokens)
+            rank = 1 + (logits > chosen).sum(-1, keepdim=True)
+            self.rows.append(torch.cat([logprob, rank], dim=-1))
         self.stamps.mark()
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+
+    def to_host(self) -> None:
+        """Bring the statistics to the host."""
+        self.rows = [rows.cpu() for rows in self.rows]
 
 
 class GenerateBatch:
@@ -106,9 +132,12 @@ class GenerateBatch:
         name: of the row.
         model: with sdpa attention.
         workload: what to decode.
+        logprobs: whether it returns the logprob of every token; it has no ranks.
     """
 
-    def __init__(self, name: str, model: Any, workload: Workload) -> None:
+    def __init__(
+        self, name: str, model: Any, workload: Workload, *, logprobs: bool = False
+    ) -> None:
         self.name = name
         self._model = model
         self._workload = workload
@@ -124,6 +153,7 @@ class GenerateBatch:
             num_blocks=pages + pages // 2,  # room for the share that the scheduler holds back
             max_batch_tokens=min(_LARGEST_LAUNCH, workload.rows * workload.longest),
             allow_block_sharing=False,
+            return_logprobs=logprobs,
             **options,
         )
 
@@ -171,6 +201,10 @@ class GenerateBatch:
             raise RuntimeError(
                 f"generate_batch gave {done} tokens of {self._workload.total}; its log says why"
             )
+        if self._config.return_logprobs:
+            told = sum(len(result.logprobs) for result in results.values())
+            if told != done:
+                raise RuntimeError(f"generate_batch gave {told} logprobs of {done} tokens")
 
 
 def _step_of(stamps: list[list[float]]) -> float | None:

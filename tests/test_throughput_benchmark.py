@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from benchmarks import rounds, scaling, scaling_points, throughput
+from benchmarks import rounds, scaling, scaling_points, throughput, transformers_side
 from benchmarks.engine_side import EngineSide, engine_config, load_engine_model
 from benchmarks.fit import fitted
 from benchmarks.floor import kv_bytes, linear_seconds, weight_bytes
@@ -17,7 +17,7 @@ from benchmarks.measure import Timing, step_seconds
 from benchmarks.peer_process import PeerSide
 from benchmarks.rounds import Entry
 from benchmarks.shapes import random_model
-from benchmarks.transformers_side import NotRun
+from benchmarks.transformers_side import NotRun, without_defaults
 from benchmarks.workload import Workload
 from trace_audit.attention.base import LayerSpec
 from trace_audit.errors import ConfigError
@@ -111,6 +111,28 @@ def test_the_replay_s_overhead_is_its_step_beside_a_plain_one(measured):
     replay, plain = (side(document, name)["step_ms"]["by_round"] for name in ("replay", "plain"))
     differences = [a - b for a, b in zip(replay, plain, strict=True)]
     assert document["beside"]["overhead_ms"]["by_round"] == pytest.approx(differences)
+
+
+def test_generate_can_take_the_logprob_and_the_rank_of_every_token():
+    model = without_defaults(random_model("tiny", dtype=torch.float32, device=torch.device("cpu")))
+    workload = Workload(prompts=((5, 6, 7), (8, 9, 3)), num_tokens=4)
+    criteria: list[transformers_side._StampCriteria] = []
+
+    def keep(*arguments, **named):
+        criteria.append(_StampCriteria(*arguments, **named))
+        return criteria[-1]
+
+    _StampCriteria = transformers_side._StampCriteria
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transformers_side, "_StampCriteria", keep)
+        transformers_side.Generate("generate", model, workload, "dynamic", logprobs=True).run()
+    (one,) = criteria
+    assert len(one.rows) == 4
+    with torch.inference_mode():
+        first = model(torch.tensor(workload.prompts)).logits[:, -1].log_softmax(-1).amax(-1)
+    # Greedy: the token is the likeliest, and first in rank.
+    torch.testing.assert_close(one.rows[0][:, 0], first, rtol=0, atol=1e-5)
+    assert all(rows[:, 1].tolist() == [1.0, 1.0] for rows in one.rows)
 
 
 def test_an_error_of_another_s_code_is_a_row_and_one_of_ours_is_not_caught():

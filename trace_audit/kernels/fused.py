@@ -19,6 +19,7 @@ if triton is not None:
     from trace_audit.kernels.overlap import wait_for_predecessor
 
 _COLUMNS = 1024
+_HEADS = 8  # of a token that one program rotates
 
 
 def add_rms_norm(
@@ -76,8 +77,10 @@ def norm_and_rotate(
     """
     num_tokens, all_heads, width = heads.shape
     num_kv_heads = (all_heads - num_heads) // 2
-    num_programs = num_heads + num_kv_heads * (1 if target is None else 2)
-    _norm_and_rotate_kernel[(num_tokens, num_programs)](
+    num_used = num_heads + num_kv_heads * (1 if target is None else 2)
+    # Interpreted, a program costs far more than its lanes do.
+    block = triton.next_power_of_2(num_used) if is_interpreted() else _HEADS
+    _norm_and_rotate_kernel[(num_tokens, triton.cdiv(num_used, block))](
         heads,
         heads.stride(0),
         cos,
@@ -89,13 +92,15 @@ def norm_and_rotate(
         None if target is None else target.values.data,
         num_heads,
         num_kv_heads,
+        num_used,
         epsilon,
+        HEADS=block,
         HALF=width // 2,
         HALF_PAD=triton.next_power_of_2(width // 2),
         NORM=query_weight is not None,
         INTERPRETED=is_interpreted(),
         **overlap_options(heads.device),
-        num_warps=1,
+        num_warps=4,
     )
 
 
@@ -158,7 +163,9 @@ if triton is not None:
         values_ptr,  # [slots, num_kv_heads, D], or None
         num_heads,
         num_kv_heads,
+        num_used,  # queries, keys, and values if they are written
         epsilon,
+        HEADS: tl.constexpr,
         HALF: tl.constexpr,
         HALF_PAD: tl.constexpr,
         NORM: tl.constexpr,
@@ -167,56 +174,55 @@ if triton is not None:
     ):
         wait_for_predecessor(OVERLAPS)
         token = tl.program_id(0).to(tl.int64)
-        head = tl.program_id(1)
+        head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
         lane = tl.arange(0, HALF_PAD)
-        inside = lane < HALF
-        first = heads_ptr + token * stride_token + head * (2 * HALF) + lane
-        x = tl.load(first, mask=inside, other=0.0).to(tl.float32)
-        y = tl.load(first + HALF, mask=inside, other=0.0).to(tl.float32)
+        is_key = (head >= num_heads) & (head < num_heads + num_kv_heads)
+        is_turned = head < num_heads + num_kv_heads
+        inside = (lane < HALF)[None, :]
+        known = (head < num_used)[:, None] & inside
+        first = heads_ptr + token * stride_token + head[:, None] * (2 * HALF) + lane[None, :]
+        x = tl.load(first, mask=known, other=0.0).to(tl.float32)
+        y = tl.load(first + HALF, mask=known, other=0.0).to(tl.float32)
         dtype = heads_ptr.dtype.element_ty
         if values_ptr is not None:
-            value_head = head - num_heads - num_kv_heads
-            if value_head >= 0:
-                slot = tl.load(slots_ptr + token) * num_kv_heads + value_head
-                _store_cached(values_ptr, slot, x, y, HALF, HALF_PAD, INTERPRETED)
-                return
+            row = tl.load(slots_ptr + token) * num_kv_heads
+            is_value = (head < num_used) & (head >= num_heads + num_kv_heads)
+            at = (row + head - num_heads - num_kv_heads)[:, None] * (2 * HALF) + lane[None, :]
+            cached = values_ptr.dtype.element_ty
+            mask = is_value[:, None] & inside
+            tl.store(values_ptr + at, rounded(x, cached, INTERPRETED), mask=mask)
+            tl.store(values_ptr + at + HALF, rounded(y, cached, INTERPRETED), mask=mask)
         if NORM:
-            square = tl.sum(x * x, axis=0) + tl.sum(y * y, axis=0)
-            scale = tl.rsqrt(square / (2 * HALF) + epsilon)
-            weight_ptr = query_weight_ptr
-            if head >= num_heads:
-                weight_ptr = key_weight_ptr
-            x *= scale * tl.load(weight_ptr + lane, mask=inside, other=0.0).to(tl.float32)
-            y *= scale * tl.load(weight_ptr + HALF + lane, mask=inside, other=0.0).to(tl.float32)
+            square = tl.sum(x * x, axis=1) + tl.sum(y * y, axis=1)
+            scale = tl.rsqrt(square / (2 * HALF) + epsilon)[:, None]
+            x *= scale * _weight_of(query_weight_ptr, key_weight_ptr, is_key, lane, HALF)
+            y *= scale * _weight_of(
+                query_weight_ptr + HALF, key_weight_ptr + HALF, is_key, lane, HALF
+            )
         at = token * (2 * HALF) + lane
-        cos_x = tl.load(cos_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        cos_y = tl.load(cos_ptr + at + HALF, mask=inside, other=0.0).to(tl.float32)
-        sin_x = tl.load(sin_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        sin_y = tl.load(sin_ptr + at + HALF, mask=inside, other=0.0).to(tl.float32)
+        row_mask = lane < HALF
+        cos_x = tl.load(cos_ptr + at, mask=row_mask, other=0.0).to(tl.float32)[None, :]
+        cos_y = tl.load(cos_ptr + at + HALF, mask=row_mask, other=0.0).to(tl.float32)[None, :]
+        sin_x = tl.load(sin_ptr + at, mask=row_mask, other=0.0).to(tl.float32)[None, :]
+        sin_y = tl.load(sin_ptr + at + HALF, mask=row_mask, other=0.0).to(tl.float32)[None, :]
         turned_x = rounded(x * cos_x - y * sin_x, dtype, INTERPRETED)
         turned_y = rounded(y * cos_y + x * sin_y, dtype, INTERPRETED)
-        tl.store(first, turned_x, mask=inside)
-        tl.store(first + HALF, turned_y, mask=inside)
-        if keys_ptr is not None:  # noqa: SIM102 - decided when compiled, what follows is not
-            if head >= num_heads:
-                slot = tl.load(slots_ptr + token) * num_kv_heads + (head - num_heads)
-                _store_cached(keys_ptr, slot, turned_x, turned_y, HALF, HALF_PAD, INTERPRETED)
+        tl.store(first, turned_x, mask=is_turned[:, None] & inside)
+        tl.store(first + HALF, turned_y, mask=is_turned[:, None] & inside)
+        if keys_ptr is not None:
+            row = tl.load(slots_ptr + token) * num_kv_heads
+            at = (row + head - num_heads)[:, None] * (2 * HALF) + lane[None, :]
+            cached = keys_ptr.dtype.element_ty
+            mask = is_key[:, None] & inside
+            tl.store(keys_ptr + at, rounded(turned_x, cached, INTERPRETED), mask=mask)
+            tl.store(keys_ptr + at + HALF, rounded(turned_y, cached, INTERPRETED), mask=mask)
 
     @triton.jit
-    def _store_cached(
-        data_ptr,  # [slots * KV, 2 * HALF]
-        slot,
-        x,
-        y,
-        HALF: tl.constexpr,
-        HALF_PAD: tl.constexpr,
-        INTERPRETED: tl.constexpr,
-    ):
-        lane = tl.arange(0, HALF_PAD)
-        at = data_ptr + slot * (2 * HALF) + lane
-        dtype = data_ptr.dtype.element_ty
-        tl.store(at, rounded(x, dtype, INTERPRETED), mask=lane < HALF)
-        tl.store(at + HALF, rounded(y, dtype, INTERPRETED), mask=lane < HALF)
+    def _weight_of(query_weight_ptr, key_weight_ptr, is_key, lane, HALF: tl.constexpr):
+        """Half of each head's norm weights, float32 [HEADS, HALF_PAD]."""
+        query = tl.load(query_weight_ptr + lane, mask=lane < HALF, other=0.0)
+        key = tl.load(key_weight_ptr + lane, mask=lane < HALF, other=0.0)
+        return tl.where(is_key[:, None], key[None, :], query[None, :]).to(tl.float32)
 
     @triton.jit
     def _silu_and_multiply_kernel(
