@@ -11,7 +11,7 @@ from trace_audit.attention.eager import EagerAttention
 from trace_audit.attention.sdpa import SdpaAttention
 from trace_audit.attention.triton import TritonAttention
 from trace_audit.kernels.attention_tile import AttentionOptions
-from trace_audit.kernels.paged_decode import DecodeConfig, paged_decode
+from trace_audit.kernels.paged_decode import DecodeConfig, paged_decode, split_length
 
 BACKENDS = {"eager": EagerAttention, "sdpa": SdpaAttention, "triton": TritonAttention}
 
@@ -294,6 +294,31 @@ def test_parts_are_joined_and_grow_with_a_context_that_has_too_many(spec, device
     assert (got.double() - want).abs().max() < 5e-6
     alone, _ = decoded(SPECS[spec], lens, device, rows=slice(4, 5), dtype=torch.float32)
     assert torch.equal(alone, got[4:5])
+
+
+def test_long_parts_are_for_launches_that_may_have_many_rows():
+    assert split_length(63, 8) == 256
+    assert split_length(64, 8) == 1024
+    assert split_length(64, 3) == 256
+    assert split_length(256, 2) == 1024
+
+
+@pytest.mark.parametrize("split", [256, 1024])
+def test_a_backend_attends_in_parts_of_its_own_length(split, device, monkeypatch):
+    spec = SPECS["grouped"]
+    cache, query, batch, context = make_case(spec, [1, 1], [9, 1100], 8, torch.float32, device)
+    used = []
+
+    def keep(*arguments):
+        used.append(arguments[-1].split)
+        return paged_decode(*arguments)
+
+    monkeypatch.setattr("trace_audit.attention.triton.paged_decode", keep)
+    attention = TritonAttention(split=split)
+    attention.prepare(batch)
+    got = attention.forward(query, cache.keys[0], cache.values[0], spec)
+    assert used == [split]
+    assert (got.double() - exact(spec, query, [1, 1], context)).abs().max() < 5e-6
 
 
 def test_sdpa_refuses_soft_capping():

@@ -28,8 +28,8 @@ from trace_audit.models.packed_linear import PackedLinear, can_pack, pack_linear
 CPU = torch.device("cpu")
 
 
-def load(directory: Path, dtype: torch.dtype = torch.float32):
-    return load_model(directory, dtype=dtype, device=CPU, lm_head_dtype=dtype)
+def load(directory: Path, dtype: torch.dtype = torch.float32, **changes):
+    return load_model(directory, dtype=dtype, device=CPU, lm_head_dtype=dtype, **changes)
 
 
 @pytest.fixture
@@ -257,6 +257,38 @@ def test_a_sibling_called_alone_or_again_computes_its_own_input():
             assert_as_good(
                 getattr(packed, name)(x), getattr(plain, name)(x), getattr(exact, name)(x.double())
             )
+
+
+def test_packed_linears_are_part_of_one_graph():
+    if not can_pack(CPU, torch.bfloat16):
+        pytest.skip("this CPU has no bfloat16 support in oneDNN")
+    torch.manual_seed(0)
+    packed = Projections(True).bfloat16().eval()
+    assert pack_linears(packed, merge=False) == 4
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(packed, backend=backend, fullgraph=True, dynamic=True)
+    with torch.inference_mode():
+        for rows in (2, 7, 32):
+            x, y = torch.randn(1, rows, 576).bfloat16(), torch.randn(1, rows, 1536).bfloat16()
+            for got, want in zip(compiled(x, y), packed(x, y), strict=True):
+                assert torch.equal(got, want)
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("changes", [{"compiled": True}, {"fused": True}, {}])
+def test_a_cpu_packs_compiled_and_fused_layers_too(checkpoint, changes):
+    if not can_pack(CPU, torch.bfloat16):
+        pytest.skip("this CPU has no bfloat16 support in oneDNN")
+    loaded = load(checkpoint(), torch.bfloat16, **changes)
+    assert loaded.linear == "onednn-packed"
+    left = [name for name, module in loaded.model.named_modules()
+            if isinstance(module, torch.nn.Linear)]  # fmt: skip
+    assert left == []
 
 
 def test_a_bfloat16_model_on_a_cpu_is_packed_and_a_float32_one_is_not(checkpoint):

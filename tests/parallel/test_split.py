@@ -39,6 +39,24 @@ def test_tensor_parallel_ranks_give_the_logprobs_of_one(checkpoint, device, fami
         assert worst < 5e-5
 
 
+def test_a_rank_with_some_of_the_heads_splits_contexts_as_one_with_all(
+    checkpoint, device, monkeypatch
+):
+    asked = []
+
+    def keep(max_rows, num_kv_heads):
+        asked.append((max_rows, num_kv_heads))
+        return 256
+
+    monkeypatch.setattr("trace_audit.engine.build.split_length", keep)
+    monkeypatch.setattr("trace_audit.engine.build.can_run_triton", lambda device: True)
+    Harness.make(checkpoint(), device, attention_backend="triton")
+    with emulated_harness(checkpoint(), device, emulated(2), attention_backend="triton"):
+        pass
+    assert len(set(asked)) == 1
+    assert len(asked) == 3
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", [*FAMILIES, "gemma2", "stablelm"])
 def test_pipeline_stages_change_no_bit(checkpoint, device, family, dtype):

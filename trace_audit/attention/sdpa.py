@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from trace_audit.attention.base import AttentionBatch, LayerSpec, visible
 from trace_audit.errors import ModelError
-from trace_audit.kernels.cached_heads import CachedHeads
+from trace_audit.kernels.cached_heads import CachedHeads, Room
 from trace_audit.kernels.runtime import to_device
 
 
@@ -47,6 +47,7 @@ class SdpaAttention:
         self._row_by_row = row_by_row
         self._chunks: list[_Chunk] = []
         self._masks: dict[int | None, list[torch.Tensor]] = {}
+        self._rooms = (Room(), Room())
 
     def check(self, layer: LayerSpec) -> None:
         """Refuse soft-capping, which scaled_dot_product_attention cannot express."""
@@ -73,10 +74,45 @@ class SdpaAttention:
         """See `AttentionBackend.forward`."""
         masks = self._masks_of(layer.window, query.dtype)
         parts = [
-            _attend(query[chunk.tokens], keys, values, chunk, mask, layer)
+            self._attend(query[chunk.tokens], keys, values, chunk, mask, layer)
             for chunk, mask in zip(self._chunks, masks, strict=True)
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _attend(
+        self,
+        query: torch.Tensor,  # [rows * Q, H, D]
+        keys: CachedHeads,
+        values: CachedHeads,
+        chunk: _Chunk,
+        mask: torch.Tensor,  # [rows, 1, Q, L]
+        layer: LayerSpec,
+    ) -> torch.Tensor:
+        key, value = (
+            _gather(cached, chunk, query.dtype, room)
+            for cached, room in zip((keys, values), self._rooms, strict=True)
+        )
+        group = layer.num_heads // layer.num_kv_heads
+        query_len = chunk.positions.shape[1]
+        if query_len == 1:
+            # The heads of a group become the queries of their one KV head: nothing is repeated.
+            out = scaled_dot_product_attention(
+                query.view(chunk.num_rows, layer.num_kv_heads, group, -1),
+                key,
+                value,
+                attn_mask=mask.expand(-1, layer.num_kv_heads, group, -1),
+                scale=layer.scale,
+            )
+            return out.reshape(-1, layer.num_heads, layer.value_dim)
+        out = scaled_dot_product_attention(
+            query.view(chunk.num_rows, query_len, layer.num_heads, -1).transpose(1, 2),
+            key,
+            value,
+            attn_mask=mask,
+            scale=layer.scale,
+            enable_gqa=group > 1,
+        )
+        return out.transpose(1, 2).flatten(0, 1)
 
     def _masks_of(self, window: int | None, dtype: torch.dtype) -> list[torch.Tensor]:
         if window not in self._masks:
@@ -106,41 +142,8 @@ def _chunk(batch: AttentionBatch, rows: range, start: int) -> _Chunk:
     )
 
 
-def _attend(
-    query: torch.Tensor,  # [rows * Q, H, D]
-    keys: CachedHeads,
-    values: CachedHeads,
-    chunk: _Chunk,
-    mask: torch.Tensor,  # [rows, 1, Q, L]
-    layer: LayerSpec,
-) -> torch.Tensor:
-    key = _gather(keys, chunk, query.dtype)
-    value = _gather(values, chunk, query.dtype)
-    group = layer.num_heads // layer.num_kv_heads
-    query_len = chunk.positions.shape[1]
-    if query_len == 1:
-        # The heads of a group become the queries of their one KV head: nothing is repeated.
-        out = scaled_dot_product_attention(
-            query.view(chunk.num_rows, layer.num_kv_heads, group, -1),
-            key,
-            value,
-            attn_mask=mask.expand(-1, layer.num_kv_heads, group, -1),
-            scale=layer.scale,
-        )
-        return out.reshape(-1, layer.num_heads, layer.value_dim)
-    out = scaled_dot_product_attention(
-        query.view(chunk.num_rows, query_len, layer.num_heads, -1).transpose(1, 2),
-        key,
-        value,
-        attn_mask=mask,
-        scale=layer.scale,
-        enable_gqa=group > 1,
-    )
-    return out.transpose(1, 2).flatten(0, 1)
-
-
-def _gather(cached: CachedHeads, chunk: _Chunk, dtype: torch.dtype) -> torch.Tensor:
-    """The chunk's context from one side of the cache: [rows, KV, L, D]."""
-    gathered = cached.read(chunk.blocks, dtype)
+def _gather(cached: CachedHeads, chunk: _Chunk, dtype: torch.dtype, room: Room) -> torch.Tensor:
+    """The chunk's context from one side of the cache: [rows, KV, L, D]; on a CPU in `room`."""
+    gathered = cached.read(chunk.blocks, dtype, room if chunk.blocks.device.type == "cpu" else None)
     shape = (chunk.num_rows, chunk.context_len, *gathered.shape[2:])
     return gathered.view(shape).transpose(1, 2)

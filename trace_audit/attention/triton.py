@@ -10,7 +10,7 @@ import torch
 from trace_audit.attention.base import AttentionBatch, DecodeBatch, LayerSpec
 from trace_audit.kernels.attention_tile import AttentionOptions
 from trace_audit.kernels.cached_heads import CachedHeads
-from trace_audit.kernels.paged_decode import paged_decode
+from trace_audit.kernels.paged_decode import SPLIT, decode_config, paged_decode
 from trace_audit.kernels.paged_prefill import paged_prefill, prefill_tile_len
 from trace_audit.kernels.runtime import to_device
 
@@ -26,11 +26,16 @@ class _Rows:
 
 
 class TritonAttention:
-    """Decode rows by the split kernel, prefill chunks by the varlen kernel."""
+    """Decode rows by the split kernel, prefill chunks by the varlen kernel.
+
+    Args:
+        split: context tokens of a part of a decode row, see `split_length`.
+    """
 
     name = "triton"
 
-    def __init__(self) -> None:
+    def __init__(self, *, split: int = SPLIT) -> None:
+        self._split = split
         self._decode: _Rows | None = None
         self._prefill: _Rows | None = None
         self._query_starts: torch.Tensor | None = None
@@ -81,6 +86,7 @@ class TritonAttention:
                     rows.context_lens,
                     rows.max_context_len,
                     options,
+                    decode_config(layer.key_dim, self._split),
                 )
             )
         if self._prefill is not None:

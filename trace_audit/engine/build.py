@@ -29,6 +29,7 @@ from trace_audit.engine.scheduler import Scheduler, SchedulerHooks
 from trace_audit.engine.trace_replay import TraceKernels
 from trace_audit.errors import ConfigError
 from trace_audit.kernels import kv_cache, reference, trace_replay
+from trace_audit.kernels.paged_decode import split_length
 from trace_audit.kernels.runtime import can_run_triton, kernel_mode
 from trace_audit.kernels.statistics import REFERENCE, statistics_kernels
 from trace_audit.models.compiled import COMPILED
@@ -88,7 +89,7 @@ def build_engine(
     # One schedule for all: the rank with the least room decides.
     fitting = num_blocks(config, block_bytes(loaded, draft, config, kv_cache_dtype), device, world)
     num_kv_blocks = min(world.all.gather_objects(fitting))
-    backend = _backend(config, device)
+    backend = _backend(config, loaded)
     # Interpreted kernels cost time, the vocabulary-wide ones far too much: only on request.
     interpreted = device.type == "cpu" and config.attention_backend != "triton"
     use_reference = interpreted or not can_run_triton(device)
@@ -231,10 +232,9 @@ def _draft_model(
             f"{loaded.vocabulary_size}",
             hint="a draft model must have the model's own tokenizer",
         )
-    device = next(draft.model.parameters()).device
     return DraftModel(
         loaded=draft,
-        backend=_backend(config, device),
+        backend=_backend(config, draft),
         num_blocks=num_kv_blocks,
         block_size=config.block_size,
     )
@@ -247,7 +247,8 @@ def _overwrites(config: EngineConfig, device: torch.device, use_reference: bool)
     return "reference" if use_reference else kernel_mode(device)
 
 
-def _backend(config: EngineConfig, device: torch.device) -> AttentionBackend:
+def _backend(config: EngineConfig, loaded: LoadedModel) -> AttentionBackend:
+    device = next(loaded.model.parameters()).device
     name = config.attention_backend
     if name == "eager":
         return EagerAttention()
@@ -259,5 +260,5 @@ def _backend(config: EngineConfig, device: torch.device) -> AttentionBackend:
                 f"attention_backend triton cannot run on {device.type} in this process",
                 hint='triton needs Linux; use attention_backend = "sdpa" or "eager"',
             )
-        return TritonAttention()
+        return TritonAttention(split=split_length(config.max_num_seqs, loaded.num_kv_heads))
     raise ConfigError(f"attention_backend {name!r} is not one of eager, sdpa, triton")

@@ -21,10 +21,10 @@ from trace_audit.engine.request_state import RequestState
 from trace_audit.engine.sampler import Sampler, SamplingInputs
 from trace_audit.engine.scheduler import ScheduledRequest
 from trace_audit.engine.token_statistics import packed
-from trace_audit.kernels.paged_decode import SPLIT
 from trace_audit.kernels.runtime import to_device
 from trace_audit.models.loader import LoadedModel
 
+_CONTEXT_UNIT = 256  # tokens: launches whose longest context needs as many units share a recording
 _SLOT, _POSITION, _KV_SLOT, _CONTEXT_LEN, _TABLE = range(5)
 
 
@@ -36,20 +36,20 @@ class DecodeInputs:
         rows: int32 [B, 4 + max_blocks]: request slot (-1 for padding), position, KV slot, context
             length, block table.
         sampling: of the rows.
-        num_splits: parts that the longest context may have, a power of two.
+        num_units: how many units the longest context may have, a power of two.
         replays: whether any slot has a trace.
     """
 
     rows: torch.Tensor
     sampling: SamplingInputs
-    num_splits: int
+    num_units: int
     replays: bool
 
     @property
     def key(self) -> tuple[object, ...]:
         """What is equal for launches that one recording can stand for."""
         tensors = self.tensors
-        return (self.num_splits, self.replays, tuple((t.shape, t.dtype) for t in tensors))
+        return (self.num_units, self.replays, tuple((t.shape, t.dtype) for t in tensors))
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -115,11 +115,11 @@ class DecodePath:
         """Copy a launch's numbers to the device."""
         device = self.state.all_token_ids.gpu.device
         longest = 1 + max(row.position for row in launch.rows)
-        num_splits = 1 << (-(-longest // SPLIT) - 1).bit_length()
+        num_units = 1 << (-(-longest // _CONTEXT_UNIT) - 1).bit_length()
         return DecodeInputs(
-            rows=to_device(self._rows(launch, num_splits), device),
+            rows=to_device(self._rows(launch, num_units), device),
             sampling=SamplingInputs.of(launch.padded_rows, device),
-            num_splits=num_splits,
+            num_units=num_units,
             replays=any(row.request.trace is not None for row in launch.rows),
         )
 
@@ -133,7 +133,7 @@ class DecodePath:
                 kv_slots=as_indices[_KV_SLOT],
                 context_lens=columns[_CONTEXT_LEN],
                 block_table=inputs.rows[:, _TABLE:],
-                max_context_len=inputs.num_splits * SPLIT,
+                max_context_len=inputs.num_units * _CONTEXT_UNIT,
             )
         )
         input_ids = self.state.gather_input_ids(as_indices[_SLOT], positions)
@@ -149,9 +149,9 @@ class DecodePath:
             expert_ids=None if choices is None else choices.of(None),
         )
 
-    def _rows(self, launch: Launch, num_splits: int) -> npt.NDArray[np.int32]:
+    def _rows(self, launch: Launch, num_units: int) -> npt.NDArray[np.int32]:
         size = self.block_size
-        max_blocks = -(-num_splits * SPLIT // size)
+        max_blocks = -(-num_units * _CONTEXT_UNIT // size)
         rows = np.zeros((len(launch.rows) + launch.num_padding, _TABLE + max_blocks), np.int32)
         rows[:, _SLOT] = -1
         rows[:, _KV_SLOT] = self.null_block * size

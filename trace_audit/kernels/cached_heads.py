@@ -10,6 +10,21 @@ LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 1
 """The 8-bit formats, and the largest finite number each one stores before any scale."""
 
 
+class Room:
+    """Memory that is written again and again: pages fresh from the system cost more than a copy."""
+
+    def __init__(self) -> None:
+        self._memory: torch.Tensor | None = None
+
+    def rows(self, count: int, like: torch.Tensor) -> torch.Tensor:
+        """`count` rows of the width, dtype and device of `like` [N, W], contents undefined."""
+        memory, needed = self._memory, count * like.shape[1]
+        if memory is None or memory.dtype != like.dtype or memory.numel() < needed:
+            # Contexts grow by a block at a time.
+            memory = self._memory = like.new_empty(2 * needed)
+        return memory[:needed].view(count, -1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class CachedHeads:
     """One side of a layer's cache. What is stored is what is attended to.
@@ -39,9 +54,19 @@ class CachedHeads:
         """The 8-bit float format as the kernels name it; empty for every other dtype."""
         return _FP8.get(self.data.dtype, "")
 
-    def read(self, blocks: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Blocks int64 [N] as [N, block_size, KV, D], rounded once to `dtype`."""
-        stored = self.raw.flatten(1).index_select(0, blocks).view(-1, *self.data.shape[1:])
+    def read(
+        self, blocks: torch.Tensor, dtype: torch.dtype, room: Room | None = None
+    ) -> torch.Tensor:
+        """Blocks int64 [N] as [N, block_size, KV, D], rounded once to `dtype`.
+
+        Args:
+            blocks: which.
+            dtype: of the result.
+            room: where to gather them, until the next time it is given; None: in memory of its own.
+        """
+        rows = self.raw.flatten(1)
+        out = None if room is None else room.rows(len(blocks), rows)
+        stored = torch.index_select(rows, 0, blocks, out=out).view(-1, *self.data.shape[1:])
         stored = stored.view(self.data.dtype)
         if self.scales is None:
             return stored.to(dtype)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch.nn.functional import linear
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from trace_audit.attention.base import LayerSpec, PagedAttention
@@ -202,19 +201,18 @@ def _norm(module: Any) -> tuple[Any, float]:
     return (None, 0.0) if module is None else (module.weight, float(module.variance_epsilon))
 
 
-def _merged(projections: Sequence[Any]) -> _Merged:
+def _merged(projections: Sequence[Any]) -> torch.nn.Linear:
     """Linear layers of one input as one, their outputs one after the other."""
     weight = torch.cat([p.weight for p in projections])
     biases = [p.bias for p in projections if p.bias is not None]
     assert len(biases) in (0, len(projections))
-    return _Merged(weight, torch.cat(biases) if biases else None)
+    merged = torch.nn.Linear(1, 1, bias=bool(biases), device="meta")
+    merged.out_features, merged.in_features = weight.shape
+    merged.weight = _frozen(weight)
+    if biases:
+        merged.bias = _frozen(torch.cat(biases))
+    return merged
 
 
-class _Merged(torch.nn.Module):
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(weight.detach(), requires_grad=False)
-        self.bias = None if bias is None else torch.nn.Parameter(bias.detach(), requires_grad=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return linear(x, self.weight, self.bias)
+def _frozen(values: torch.Tensor) -> torch.nn.Parameter:
+    return torch.nn.Parameter(values.detach(), requires_grad=False)

@@ -69,6 +69,12 @@ class LoadedModel:
         """Attention shapes of each layer."""
         return self.attention.layers
 
+    @property
+    def num_kv_heads(self) -> int:
+        """Key and value heads in a layer of the whole model, however few of them a rank has."""
+        config: Any = self.model.config.get_text_config()  # type: ignore[operator,union-attr]
+        return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+
 
 def read_config(directory: Path) -> PreTrainedConfig:
     """Read and check config.json.
@@ -206,18 +212,17 @@ def ready_model(
     align_parameters(model)
     head_dtype_applied(model, lm_head_dtype)
     vocabulary_size = int(model.get_output_embeddings().weight.shape[0])
-    quantized, linear = linears_applied(
-        model, device, dtype, quantization=quantization, may_pack=not (compiled or fused)
-    )
+    quantized = quantize(model, quantization)
     routing = routing_of(model)
     choices = capture_choices(model, routing)
     forward = causal_forward(model, has_head=True)
     with running(checkpoint, dtype, device):
         attention.probe(model, range(num_layers(model.config)), forward)
-    if compiled:
-        compile_layers(model, attention, forward)
     if fused:
         fuse_layers(model, attention)
+    linear = linears_packed(model, device, dtype, quantized, merge=not compiled)
+    if compiled:
+        compile_layers(model, attention, forward)
     return LoadedModel(
         model=model,
         attention=attention,
@@ -268,30 +273,26 @@ def causal_forward(model: Any, *, has_head: bool) -> Forward:
     return forward
 
 
-def linears_applied(
+def linears_packed(
     model: torch.nn.Module,
     device: torch.device,
     dtype: torch.dtype,
+    quantized: Quantized,
     *,
-    quantization: str = "none",
-    may_pack: bool = True,
-) -> tuple[Quantized, str]:
-    """Quantize the linear layers, and pack what is left of them where oneDNN would run them.
+    merge: bool = True,
+) -> str:
+    """Pack the linear layers that oneDNN would run; returns what all of them run as.
 
     Args:
         model: on its device.
         device, dtype: its own.
-        quantization: see `quantize`.
-        may_pack: false where layers are compiled: packed ones remember their input.
-
-    Returns:
-        What was quantized, and what the layers run as.
+        quantized: what of its layers was quantized.
+        merge: see `pack_linears`.
     """
-    quantized = quantize(model, quantization)
-    packed = may_pack and can_pack(device, dtype) and pack_linears(model) > 0
+    packed = can_pack(device, dtype) and pack_linears(model, merge=merge) > 0
     if quantized.products is not None:
-        return quantized, quantized.products + (", head onednn-packed" if packed else "")
-    return quantized, "onednn-packed" if packed else "torch"
+        return quantized.products + (", head onednn-packed" if packed else "")
+    return "onednn-packed" if packed else "torch"
 
 
 def head_dtype_applied(model: torch.nn.Module, dtype: torch.dtype) -> None:

@@ -14,6 +14,25 @@ import torch
 
 _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
+# An operator of our own: Inductor takes oneDNN's for one whose packed weights are constants of its
+# graph, and here one graph serves all layers.
+_OPERATORS = torch.library.Library("trace_audit", "FRAGMENT")
+_OPERATORS.define("packed_linear(Tensor x, Tensor packed, Tensor? bias) -> Tensor")
+
+
+@torch.library.impl(_OPERATORS, "packed_linear", "CompositeExplicitAutograd")
+def _packed_linear(
+    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """[..., in] -> [..., out], by weights [out, in] that oneDNN has laid out."""
+    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return product
+
+
+@torch.library.register_fake("trace_audit::packed_linear")  # type: ignore[untyped-decorator]
+def _shape(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], packed.shape[0]))
+
 
 class _Product:
     """One packed product behind one or several linear layers of the same input."""
@@ -29,19 +48,21 @@ class _Product:
 
     def output(self, x: torch.Tensor, index: int) -> torch.Tensor:
         """The product of `x` with the linear `index`; each output is handed out once."""
+        if len(self._sizes) == 1:
+            return self._product(x)
         if x is not self._input or self._outputs[index] is None:
-            product = torch.ops.mkldnn._linear_pointwise(
-                x, self._packed, self._bias, "none", [], ""
-            )
-            if len(self._sizes) == 1:
-                return product  # type: ignore[no-any-return]
-            self._input, self._outputs = x, list(product.split(self._sizes, -1))
+            self._input, self._outputs = x, list(self._product(x).split(self._sizes, -1))
         out = self._outputs[index]
         assert out is not None
         self._outputs[index] = None
         if not any(o is not None for o in self._outputs):
             self._input = None
         return out
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            return torch.ops.trace_audit.packed_linear(x, self._packed, self._bias)  # type: ignore[no-any-return]
+        return _packed_linear(x, self._packed, self._bias)
 
 
 class PackedLinear(torch.nn.Module):
@@ -69,15 +90,19 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     )
 
 
-def pack_linears(model: torch.nn.Module) -> int:
+def pack_linears(model: torch.nn.Module, *, merge: bool = True) -> int:
     """Replace every bfloat16 linear layer of `model` by a packed one; returns how many.
 
     Subclasses of `torch.nn.Linear` are left alone: their forward may do more.
+
+    Args:
+        model: on a CPU that `can_pack`.
+        merge: compute siblings as one product; not in a graph, for they remember their input.
     """
     packed = 0
     with torch.inference_mode():
         for module in list(model.modules()):
-            for names in _groups(module):
+            for names in _groups(module, _SIBLINGS if merge else ()):
                 linears = [getattr(module, name) for name in names]
                 product = _Product(linears)
                 for index, (name, linear) in enumerate(zip(names, linears, strict=True)):
@@ -86,11 +111,11 @@ def pack_linears(model: torch.nn.Module) -> int:
     return packed
 
 
-def _groups(module: torch.nn.Module) -> list[tuple[str, ...]]:
+def _groups(module: torch.nn.Module, siblings: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Names of the module's linear children, those that read one input together."""
     linears = {name: child for name, child in module.named_children() if _is_plain(child)}
     groups: list[tuple[str, ...]] = []
-    for names in _SIBLINGS:
+    for names in siblings:
         biases = {linears[name].bias is None for name in names if name in linears}
         if len(biases) == 1 and all(name in linears for name in names):
             groups.append(names)

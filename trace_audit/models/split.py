@@ -22,10 +22,11 @@ from trace_audit.models.loader import (
     eos_token_ids,
     from_pretrained,
     head_dtype_applied,
-    linears_applied,
+    linears_packed,
     quiet_transformers,
     read_config,
 )
+from trace_audit.models.quantization import quantize
 from trace_audit.models.routing import capture_choices, routing_of
 from trace_audit.models.weights import Weights, WholeWeights, sliced_weights
 from trace_audit.parallel.layers import join_shards
@@ -131,7 +132,8 @@ def split_model(
             head_dtype_applied(model, lm_head_dtype)
         if plan is not None:
             join_shards(model, plan, world)
-        quantized, linear = linears_applied(model, device, dtype, quantization=quantization)
+        quantized = quantize(model, quantization)
+        linear = linears_packed(model, device, dtype, quantized)
         choices = capture_choices(model, routing)
         forward = causal_forward(model, has_head=world.is_last_stage)
         attention.probe(model, layers, forward)
