@@ -10,11 +10,13 @@ time. Prints two Markdown tables. A switch that the machine refuses is a row tha
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
 
 from benchmarks.reporting import command, compared, point, run_info, value
+from benchmarks.workload import QUESTIONS, TOPICS
 
 BASE = "bf16"
 AXES: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -38,7 +40,8 @@ def main() -> None:
     options = parse()
     audit: Path = options.directory / "audit"
     if not audit.exists():
-        command("record", options.model, "--prompts", options.prompts, "-o", audit,
+        prompts = options.prompts or write_questions(options.directory / "questions.jsonl")
+        command("record", options.model, "--prompts", prompts, "-o", audit,
                 "--max-tokens", options.max_tokens, "--ignore-eos", "--set",
                 f"device={options.device}", "--set", f"attention_backend={options.backend}",
                 "--set", f"max_num_seqs={options.max_num_seqs}",
@@ -48,6 +51,14 @@ def main() -> None:
               "--set", f"num_threads={options.num_threads}"]  # fmt: skip
     print_floors(audit, shared, options)
     print_axes(audit, shared, options)
+
+
+def write_questions(path: Path) -> Path:
+    """Every question of the benchmarks about every topic, as a prompt file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    texts = [question.format(topic) for topic in TOPICS for question in QUESTIONS]
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), "utf-8")
+    return path
 
 
 def print_floors(audit: Path, shared: list[str], options: argparse.Namespace) -> None:
@@ -84,7 +95,7 @@ def print_axes(audit: Path, shared: list[str], options: argparse.Namespace) -> N
     print("|---|---|---|---|---|---|---|")
     print(row(audit, "record", BASE))
     for name, keys in AXES:
-        if options.only and name not in options.only:
+        if options.only is not None and name not in options.only:
             continue
         sets = [*shared, "--set", "dtype=bfloat16"]
         if not any(key.startswith("max_num_seqs") for key in keys):
@@ -118,15 +129,19 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--directory", type=Path, required=True, help="where everything goes")
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--prompts", type=Path, default=Path("examples/prompts.jsonl"))
+    parser.add_argument(
+        "--prompts", type=Path, help="default: the 35 questions of benchmarks.workload"
+    )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--backend", default="sdpa", help="attention backend of every run")
     parser.add_argument("--config", type=Path, default=Path("configs/bf16-sdpa.toml"))
     parser.add_argument("--num-threads", type=int, default=0, help="CPU threads; 0: all cores")
     parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--max-num-seqs", type=int, default=8, help="below the prompts: mates vary")
+    parser.add_argument(
+        "--max-num-seqs", type=int, default=32, help="below the prompts: mates vary"
+    )
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--only", nargs="*", help="names of axes")
+    parser.add_argument("--only", nargs="*", help="names of axes; none: the floors alone")
     return parser.parse_args()
 
 

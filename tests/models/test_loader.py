@@ -230,7 +230,7 @@ def test_packed_linears_are_as_exact_as_torchs_own(bias):
     plain = Projections(bias).bfloat16().eval()
     exact = copy.deepcopy(plain).double()
     packed = copy.deepcopy(plain)
-    assert pack_linears(packed) == 4
+    assert pack_linears(packed, torch.bfloat16) == 4
     assert isinstance(packed.q_proj, PackedLinear)
     for rows in (1, 2, 3, 15, 16, 17, 32, 33, 100, 257):
         x, y = torch.randn(1, rows, 576).bfloat16(), torch.randn(1, rows, 1536).bfloat16()
@@ -250,7 +250,7 @@ def test_a_sibling_called_alone_or_again_computes_its_own_input():
     plain = Projections(False).bfloat16().eval()
     exact = copy.deepcopy(plain).double()
     packed = copy.deepcopy(plain)
-    pack_linears(packed)
+    pack_linears(packed, torch.bfloat16)
     a, b = torch.randn(4, 576).bfloat16(), torch.randn(4, 576).bfloat16()
     with torch.inference_mode():
         for name, x in [("k_proj", a), ("k_proj", a), ("q_proj", b), ("v_proj", a), ("k_proj", b)]:
@@ -264,7 +264,7 @@ def test_packed_linears_are_part_of_one_graph():
         pytest.skip("this CPU has no bfloat16 support in oneDNN")
     torch.manual_seed(0)
     packed = Projections(True).bfloat16().eval()
-    assert pack_linears(packed, merge=False) == 4
+    assert pack_linears(packed, torch.bfloat16, merge=False) == 4
     graphs = []
 
     def backend(graph, inputs):
@@ -280,11 +280,19 @@ def test_packed_linears_are_part_of_one_graph():
     assert len(graphs) == 1
 
 
-@pytest.mark.parametrize("changes", [{"compiled": True}, {"fused": True}, {}])
-def test_a_cpu_packs_compiled_and_fused_layers_too(checkpoint, changes):
-    if not can_pack(CPU, torch.bfloat16):
-        pytest.skip("this CPU has no bfloat16 support in oneDNN")
-    loaded = load(checkpoint(), torch.bfloat16, **changes)
+@pytest.mark.parametrize(
+    ("dtype", "changes"),
+    [
+        (torch.bfloat16, {"compiled": True}),
+        (torch.bfloat16, {"fused": True}),
+        (torch.bfloat16, {}),
+        (torch.float32, {"fused": True}),
+    ],
+)
+def test_a_cpu_packs_compiled_and_fused_layers_too(checkpoint, dtype, changes):
+    if not can_pack(CPU, dtype, own_rounding=True):
+        pytest.skip("oneDNN here has no products of this dtype")
+    loaded = load(checkpoint(), dtype, **changes)
     assert loaded.linear == "onednn-packed"
     left = [name for name, module in loaded.model.named_modules()
             if isinstance(module, torch.nn.Linear)]  # fmt: skip

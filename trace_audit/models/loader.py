@@ -220,7 +220,7 @@ def ready_model(
         attention.probe(model, range(num_layers(model.config)), forward)
     if fused:
         fuse_layers(model, attention)
-    linear = linears_packed(model, device, dtype, quantized, merge=not compiled)
+    linear = linears_packed(model, device, dtype, quantized, merge=not compiled, own_rounding=fused)
     if compiled:
         compile_layers(model, attention, forward)
     return LoadedModel(
@@ -280,6 +280,7 @@ def linears_packed(
     quantized: Quantized,
     *,
     merge: bool = True,
+    own_rounding: bool = False,
 ) -> str:
     """Pack the linear layers that oneDNN would run; returns what all of them run as.
 
@@ -288,8 +289,10 @@ def linears_packed(
         device, dtype: its own.
         quantized: what of its layers was quantized.
         merge: see `pack_linears`.
+        own_rounding: see `can_pack`.
     """
-    packed = can_pack(device, dtype) and pack_linears(model, merge=merge) > 0
+    packs = can_pack(device, dtype, own_rounding=own_rounding)
+    packed = packs and pack_linears(model, dtype, merge=merge) > 0
     if quantized.products is not None:
         return quantized.products + (", head onednn-packed" if packed else "")
     return "onednn-packed" if packed else "torch"

@@ -1,9 +1,13 @@
-"""bfloat16 linear layers on a CPU with weights laid out once for oneDNN.
+"""Linear layers on a CPU with weights laid out once for oneDNN.
 
-torch's own linear reorders the weights into oneDNN's blocked layout on every call. Doing that once,
-and computing siblings that read one input as one product, saves 40 % of the time of a decode step's
-products. Both round once from float32 sums; oneDNN may order those sums differently (on a CPU with
-AVX-512 the bits were equal, on one with AMX some were not), so run.json says which ran.
+torch's own bfloat16 linear reorders the weights into oneDNN's blocked layout on every call. Doing
+that once, and computing siblings that read one input as one product, saves 40 % of the time of a
+decode step's products. Both round once from float32 sums; oneDNN may order those sums differently
+(on a CPU with AVX-512 the bits were equal, on one with AMX some were not), so run.json says which
+ran.
+
+In float32 torch asks MKL, whose sums are other ones and twice as near to the exact; oneDNN's take
+about half the time. They are for layers whose rounding is their own anyway.
 """
 
 from __future__ import annotations
@@ -80,29 +84,34 @@ class PackedLinear(torch.nn.Module):
         return self._product.output(x, self._index)
 
 
-def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether torch's own linear would use oneDNN for this dtype here."""
-    return (
-        device.type == "cpu"
-        and dtype == torch.bfloat16
-        and torch.backends.mkldnn.is_available()
-        and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    )
+def can_pack(device: torch.device, dtype: torch.dtype, *, own_rounding: bool = False) -> bool:
+    """Whether linear layers of this dtype can be packed here.
+
+    Args:
+        device, dtype: of the layers.
+        own_rounding: whether they may sum in another order than torch's own linear here.
+    """
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return own_rounding and dtype == torch.float32
 
 
-def pack_linears(model: torch.nn.Module, *, merge: bool = True) -> int:
-    """Replace every bfloat16 linear layer of `model` by a packed one; returns how many.
+def pack_linears(model: torch.nn.Module, dtype: torch.dtype, *, merge: bool = True) -> int:
+    """Replace every linear layer of `model` that is in `dtype` by a packed one; returns how many.
 
     Subclasses of `torch.nn.Linear` are left alone: their forward may do more.
 
     Args:
-        model: on a CPU that `can_pack`.
+        model: on a CPU.
+        dtype: one that `can_pack`.
         merge: compute siblings as one product; not in a graph, for they remember their input.
     """
     packed = 0
     with torch.inference_mode():
         for module in list(model.modules()):
-            for names in _groups(module, _SIBLINGS if merge else ()):
+            for names in _groups(module, dtype, _SIBLINGS if merge else ()):
                 linears = [getattr(module, name) for name in names]
                 product = _Product(linears)
                 for index, (name, linear) in enumerate(zip(names, linears, strict=True)):
@@ -111,9 +120,11 @@ def pack_linears(model: torch.nn.Module, *, merge: bool = True) -> int:
     return packed
 
 
-def _groups(module: torch.nn.Module, siblings: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+def _groups(
+    module: torch.nn.Module, dtype: torch.dtype, siblings: Sequence[tuple[str, ...]]
+) -> list[tuple[str, ...]]:
     """Names of the module's linear children, those that read one input together."""
-    linears = {name: child for name, child in module.named_children() if _is_plain(child)}
+    linears = {name: child for name, child in module.named_children() if _is_plain(child, dtype)}
     groups: list[tuple[str, ...]] = []
     for names in siblings:
         biases = {linears[name].bias is None for name in names if name in linears}
@@ -123,8 +134,8 @@ def _groups(module: torch.nn.Module, siblings: Sequence[tuple[str, ...]]) -> lis
     return groups + [(name,) for name in linears if name not in grouped]
 
 
-def _is_plain(module: torch.nn.Module) -> bool:
-    if type(module) is not torch.nn.Linear or module.weight.dtype != torch.bfloat16:
+def _is_plain(module: torch.nn.Module, dtype: torch.dtype) -> bool:
+    if type(module) is not torch.nn.Linear or module.weight.dtype != dtype:
         return False
     # A quantized checkpoint's weights are tensors that bring their own product.
     return type(module.weight.data) is torch.Tensor
