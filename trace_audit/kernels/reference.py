@@ -112,7 +112,7 @@ def add_rms_norm(
     hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `trace_audit.kernels.fused.add_rms_norm`."""
-    total = hidden if residual is None else (hidden.float() + residual.float()).to(hidden.dtype)
+    total = hidden if residual is None else hidden + residual
     return _rms_norm(total.float(), weight, epsilon).to(hidden.dtype), total
 
 
@@ -129,14 +129,11 @@ def norm_and_rotate(
     """See `trace_audit.kernels.fused.norm_and_rotate`."""
     num_kv_heads = (heads.shape[1] - num_heads) // 2
     rotated = heads[:, : num_heads + num_kv_heads]
-    parts = []
-    for part, weight in (
-        (rotated[:, :num_heads], query_weight),
-        (rotated[:, num_heads:], key_weight),
-    ):
-        x = part.float()
-        parts.append(x if weight is None else _rms_norm(x, weight, epsilon))
-    x = torch.cat(parts, dim=1)
+    x = rotated.float()
+    if query_weight is not None and key_weight is not None:
+        query, key = x.split([num_heads, num_kv_heads], dim=1)
+        sides = (_rms_norm(query, query_weight, epsilon), _rms_norm(key, key_weight, epsilon))
+        x = torch.cat(sides, dim=1)
     first, second = x.chunk(2, dim=-1)
     turned = torch.cat([-second, first], dim=-1)
     rotated.copy_(x * cos.float()[:, None] + turned * sin.float()[:, None])
@@ -148,7 +145,7 @@ def norm_and_rotate(
 def silu_and_multiply(gate_up: torch.Tensor) -> torch.Tensor:
     """See `trace_audit.kernels.fused.silu_and_multiply`."""
     gate, up = gate_up.float().chunk(2, dim=-1)
-    return (torch.nn.functional.silu(gate) * up).to(gate_up.dtype)
+    return torch.nn.functional.silu(gate).mul_(up).to(gate_up.dtype)
 
 
 def _rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
