@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.measure import Stamps, Timing, step_seconds, synchronize
 from benchmarks.workload import Workload
-from trace_audit.attention.base import PagedAttention
+from trace_audit.attention.paged import PagedAttention
 from trace_audit.config import EngineConfig, RunConfig, override, parse_set, resolve
 from trace_audit.engine.build import BuiltEngine, build_engine
 from trace_audit.engine.model_runner import ModelRunner

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from tests.kv_formats import QUANTIZED, storage
-from trace_audit.attention.base import AttentionBatch, KVCache, LayerSpec
+from trace_audit.attention.base import AttentionBatch, LayerSpec
 from trace_audit.attention.eager import EagerAttention
+from trace_audit.attention.kv_cache import KVCache
 from trace_audit.attention.sdpa import SdpaAttention
 from trace_audit.attention.triton import TritonAttention
 from trace_audit.kernels.attention_tile import AttentionOptions

@@ -8,8 +8,9 @@ from typing import TypeAlias
 
 import torch
 
-from trace_audit.attention.base import AttentionBackend, KVCache
+from trace_audit.attention.base import AttentionBackend
 from trace_audit.attention.eager import EagerAttention
+from trace_audit.attention.kv_cache import KVCache
 from trace_audit.attention.sdpa import SdpaAttention
 from trace_audit.attention.triton import TritonAttention
 from trace_audit.config import Distribution, EngineConfig, SpeculativeConfig

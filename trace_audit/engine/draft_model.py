@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from trace_audit.attention.base import AttentionBackend, KVCache
+from trace_audit.attention.base import AttentionBackend
+from trace_audit.attention.kv_cache import KVCache
 from trace_audit.engine.batch import Batch, build_batch
 from trace_audit.engine.request_state import RequestState
 from trace_audit.engine.scheduler import ScheduledRequest

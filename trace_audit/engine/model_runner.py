@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trace_audit.attention.base import AttentionBackend, KVCache, LayerSpec
+from trace_audit.attention.base import AttentionBackend, LayerSpec
+from trace_audit.attention.kv_cache import KVCache
 from trace_audit.config import Distribution
 from trace_audit.engine.batch import Batch, Launch, build_batch
 from trace_audit.engine.cuda_graphs import GraphedStep

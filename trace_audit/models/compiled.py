@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import torch
 
-from trace_audit.attention.base import Forward, PagedAttention
 from trace_audit.attention.compiled import number_layers
+from trace_audit.attention.paged import Forward, PagedAttention
 from trace_audit.errors import ConfigError, ModelError
 
 COMPILED = "inductor, decoder layers"

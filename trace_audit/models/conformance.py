@@ -14,8 +14,10 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from trace_audit.attention.base import AttentionBatch, Forward, KVCache, PagedAttention
+from trace_audit.attention.base import AttentionBatch
 from trace_audit.attention.eager import EagerAttention
+from trace_audit.attention.kv_cache import KVCache
+from trace_audit.attention.paged import Forward, PagedAttention
 from trace_audit.errors import ModelError
 from trace_audit.models.loader import causal_forward, quiet_transformers
 

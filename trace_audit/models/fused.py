@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import torch
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from trace_audit.attention.base import LayerSpec, PagedAttention
+from trace_audit.attention.base import LayerSpec
+from trace_audit.attention.paged import PagedAttention
 from trace_audit.errors import ConfigError
 from trace_audit.kernels import fused, reference
 from trace_audit.kernels.few_rows import MAX_ROWS, Norm, few_rows_linear

@@ -13,7 +13,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
-from trace_audit.attention.base import Forward, LayerSpec, PagedAttention
+from trace_audit.attention.base import LayerSpec
+from trace_audit.attention.paged import Forward, PagedAttention
 from trace_audit.errors import ConfigError, ModelError
 from trace_audit.models.checkpoint_format import checkpoint_format, library_hint, running
 from trace_audit.models.compiled import compile_layers

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from trace_audit.attention.base import PagedAttention
+from trace_audit.attention.paged import PagedAttention
 from trace_audit.errors import ModelError
 from trace_audit.models.experts import apply_moe_backend, check_expert_widths, experts_backend
 from trace_audit.models.loader import (
