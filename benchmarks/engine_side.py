@@ -25,7 +25,9 @@ from trace_audit.engine.request import Request
 from trace_audit.engine.sampling_params import SamplingParams
 from trace_audit.engine.token_statistics import SUPPORT_TAIL_DRAWS, SUPPORT_TOP_K
 from trace_audit.errors import ConfigError
-from trace_audit.models.loader import LoadedModel, load_model, ready_model, torch_dtype
+from trace_audit.models.loaded import LoadedModel
+from trace_audit.models.loader import load_model, ready_model
+from trace_audit.models.pretrained import torch_dtype
 from trace_audit.run_setup import hardware
 
 # Prompts are prefilled in as few launches as this many tokens allow: rows that wait for others'

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.measure import drop_from_cache, plain_read, progress, synchronize
 from benchmarks.shapes import SHAPES, random_model, save_random_model
 from benchmarks.transformers_side import without_defaults
-from trace_audit.models.loader import quiet_transformers
+from trace_audit.models.pretrained import quiet_transformers
 from trace_audit.run_setup import find_model
 
 

@@ -23,7 +23,8 @@ from benchmarks.models import BenchModel, open_model
 from benchmarks.workload import Workload, random_prompts
 from trace_audit.config import RunConfig
 from trace_audit.errors import ConfigError
-from trace_audit.models.loader import LoadedModel, check_context, torch_dtype
+from trace_audit.models.loaded import LoadedModel
+from trace_audit.models.pretrained import check_context, torch_dtype
 from trace_audit.run_setup import apply_process_settings
 
 GB = 1e9

@@ -23,7 +23,7 @@ from benchmarks.shapes import SHAPES, random_config
 from benchmarks.throughput import OWN, wanted
 from benchmarks.transformers_side import Generate, GenerateBatch, NotRun
 from benchmarks.workload import Workload, random_prompts, text_prompts
-from trace_audit.models.loader import check_context, torch_dtype
+from trace_audit.models.pretrained import check_context, torch_dtype
 from trace_audit.run_setup import apply_process_settings
 
 _SHAPE_CONTEXT = 128

@@ -19,7 +19,8 @@ from trace_audit.config import EngineConfig
 from trace_audit.engine.build import BuiltEngine, build_engine
 from trace_audit.engine.request import Request, RequestOutput
 from trace_audit.engine.sampling_params import SamplingParams
-from trace_audit.models.loader import load_model, torch_dtype
+from trace_audit.models.loader import load_model
+from trace_audit.models.pretrained import torch_dtype
 
 PROMPTS = [
     [504, 357, 282, 464, 314],

@@ -28,7 +28,8 @@ from trace_audit.config import EngineConfig
 from trace_audit.engine.build import BuiltEngine, build_engine
 from trace_audit.engine.request import Request, RequestOutput
 from trace_audit.engine.sampling_params import SamplingParams
-from trace_audit.models.loader import LoadedModel, load_model
+from trace_audit.models.loaded import LoadedModel
+from trace_audit.models.loader import load_model
 
 VOCABULARY = 512
 COMMON = {

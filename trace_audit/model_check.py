@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from trace_audit.errors import RunFailedError
-from trace_audit.models.loader import LoadedModel
+from trace_audit.models.loaded import LoadedModel
 
 TOLERANCE = 1e-3
 """Largest accepted |delta| of a float32 logprob, nats; healthy models stay under 5e-5."""

@@ -20,7 +20,9 @@ from trace_audit.engine.build import BuiltEngine, MakeRunner, build_engine
 from trace_audit.engine.model_runner import ModelRunner
 from trace_audit.environment import environment_fingerprint
 from trace_audit.jobs import Rendezvous
-from trace_audit.models.loader import LoadedModel, load_model, torch_dtype
+from trace_audit.models.loaded import LoadedModel
+from trace_audit.models.loader import load_model
+from trace_audit.models.pretrained import torch_dtype
 from trace_audit.models.split import load_split_model
 from trace_audit.parallel.lockstep import Lockstep
 from trace_audit.parallel.rendezvous import open_store, under

@@ -20,7 +20,7 @@ from trace_audit.exact_record import check_exact_scoring, finish_exact, start_ex
 from trace_audit.importing import add_imported, import_messages
 from trace_audit.jobs import Message, RecordJob, Rendezvous, Stage
 from trace_audit.model_check import check_model
-from trace_audit.models.loader import LoadedModel
+from trace_audit.models.loaded import LoadedModel
 from trace_audit.ranks import OpenEngine, open_engine
 from trace_audit.run_info import run_info, run_result
 from trace_audit.run_setup import ModelSource, digest, find_model, prepare

@@ -21,7 +21,7 @@ from trace_audit.models.conformance import check_architecture
 from trace_audit.models.demo import DEMO_NAME, demo_model
 from trace_audit.models.experts import apply_moe_backend
 from trace_audit.models.fused import check_fusable
-from trace_audit.models.loader import check_context, read_config
+from trace_audit.models.pretrained import check_context, read_config
 from trace_audit.models.quantization_check import check_quantization
 from trace_audit.models.split_check import check_split
 from trace_audit.storage.fingerprint import cache_dir, model_fingerprint

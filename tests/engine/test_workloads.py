@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tests.tiny import VOCABULARY, Harness, differing_columns, engine_config
 from trace_audit.engine.build import build_engine
 from trace_audit.engine.request import Request, RequestOutput
-from trace_audit.models.loader import LoadedModel, load_model
+from trace_audit.models.loaded import LoadedModel
+from trace_audit.models.loader import load_model
 
 BLOCK_SIZE = 2
 MAX_PROMPT, MAX_OUTPUT = 12, 14

@@ -16,7 +16,8 @@ from tests.tiny import Harness, engine_config, random_prompts, save_tokenizer
 from trace_audit.engine.build import build_engine
 from trace_audit.errors import ConfigError, ModelError
 from trace_audit.models.checkpoint_format import checkpoint_format, running
-from trace_audit.models.loader import load_model, read_config
+from trace_audit.models.loader import load_model
+from trace_audit.models.pretrained import read_config
 from trace_audit.models.quantization_check import check_quantization
 
 CPU = torch.device("cpu")

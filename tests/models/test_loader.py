@@ -22,8 +22,9 @@ from tests.tiny import (
 )
 from trace_audit.errors import ModelError
 from trace_audit.models.conformance import TOLERANCE, check_architecture
-from trace_audit.models.loader import load_model, read_config
+from trace_audit.models.loader import load_model
 from trace_audit.models.packed_linear import PackedLinear, can_pack, pack_linears
+from trace_audit.models.pretrained import read_config
 
 CPU = torch.device("cpu")
 

@@ -35,7 +35,7 @@ from trace_audit.kernels.runtime import can_run_triton, kernel_mode
 from trace_audit.kernels.statistics import REFERENCE, statistics_kernels
 from trace_audit.models.compiled import COMPILED
 from trace_audit.models.fused import fused_layers
-from trace_audit.models.loader import LoadedModel
+from trace_audit.models.loaded import LoadedModel
 from trace_audit.parallel.world import World, single_world
 
 MakeRunner: TypeAlias = Callable[..., ModelRunner]

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 from trace_audit.attention.base import AttentionBackend, DecodesOnDevice
 from trace_audit.config import EngineConfig, SpeculativeConfig
-from trace_audit.models.loader import LoadedModel
+from trace_audit.models.loaded import LoadedModel
 from trace_audit.parallel.world import World
 
 DecodeMode: TypeAlias = Literal["eager", "device", "cuda-graph"]

@@ -22,7 +22,7 @@ from trace_audit.engine.sampler import Sampler, SamplingInputs
 from trace_audit.engine.scheduler import ScheduledRequest
 from trace_audit.engine.token_statistics import packed
 from trace_audit.kernels.runtime import to_device
-from trace_audit.models.loader import LoadedModel
+from trace_audit.models.loaded import LoadedModel
 
 _CONTEXT_UNIT = 256  # tokens: launches whose longest context needs as many units share a recording
 _SLOT, _POSITION, _KV_SLOT, _CONTEXT_LEN, _TABLE = range(5)

@@ -13,7 +13,8 @@ from trace_audit.engine.batch import Batch, build_batch
 from trace_audit.engine.request_state import RequestState
 from trace_audit.engine.scheduler import ScheduledRequest
 from trace_audit.kernels.runtime import to_device
-from trace_audit.models.loader import LoadedModel, causal_forward
+from trace_audit.models.loaded import LoadedModel
+from trace_audit.models.loader import causal_forward
 
 
 class DraftModel:

@@ -14,7 +14,7 @@ import torch
 
 from trace_audit.attention.base import AttentionBatch
 from trace_audit.errors import ConfigError
-from trace_audit.models.loader import LoadedModel
+from trace_audit.models.loaded import LoadedModel
 
 # MKL shares the rows of a float32 product out over threads four at a time, and sums what does not
 # fill four in another order: of 6 rows the last 2, of 10 on two threads as well.

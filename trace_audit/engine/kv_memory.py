@@ -9,7 +9,7 @@ import torch
 from trace_audit.config import EngineConfig
 from trace_audit.engine.model_runner import kv_block_bytes
 from trace_audit.errors import ConfigError
-from trace_audit.models.loader import LoadedModel
+from trace_audit.models.loaded import LoadedModel
 from trace_audit.parallel.world import World
 
 _CPU_MEMORY_SHARE = 0.5  # of the free memory, for the KV cache

@@ -27,7 +27,7 @@ from trace_audit.engine.trace_replay import TraceKernels, TraceReplayState
 from trace_audit.engine.verification import Verification, committed_rows
 from trace_audit.kernels.runtime import to_device
 from trace_audit.kernels.statistics import StatisticsKernels
-from trace_audit.models.loader import LoadedModel
+from trace_audit.models.loaded import LoadedModel
 from trace_audit.parallel.world import World
 
 

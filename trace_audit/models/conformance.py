@@ -19,7 +19,8 @@ from trace_audit.attention.eager import EagerAttention
 from trace_audit.attention.kv_cache import KVCache
 from trace_audit.attention.paged import Forward, PagedAttention
 from trace_audit.errors import ModelError
-from trace_audit.models.loader import causal_forward, quiet_transformers
+from trace_audit.models.loader import causal_forward
+from trace_audit.models.pretrained import quiet_transformers
 
 TOLERANCE = 1e-3
 """Largest accepted difference of float32 logprobs, nats: healthy models stay under 2e-5, a window

@@ -85,7 +85,7 @@ def _convert(gguf: Path, out: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from trace_audit.models.loader import quiet_transformers
+    from trace_audit.models.pretrained import quiet_transformers
 
     # The GGUF reader draws a bar on stderr whatever transformers' verbosity is.
     with quiet_transformers(), redirect_stderr(io.StringIO()):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from trace_audit.models.loader import LoadedModel
+from trace_audit.models.loaded import LoadedModel
 
 
 def logits_in_blocks(

@@ -15,14 +15,12 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from trace_audit.attention.paged import PagedAttention
 from trace_audit.errors import ModelError
 from trace_audit.models.experts import apply_moe_backend, check_expert_widths, experts_backend
-from trace_audit.models.loader import (
-    LoadedModel,
-    causal_forward,
+from trace_audit.models.loaded import LoadedModel
+from trace_audit.models.loader import causal_forward, head_dtype_applied, linears_packed
+from trace_audit.models.pretrained import (
     check_weights_present,
     eos_token_ids,
     from_pretrained,
-    head_dtype_applied,
-    linears_packed,
     quiet_transformers,
     read_config,
 )
