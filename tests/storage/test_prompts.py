@@ -140,6 +140,16 @@ def test_an_id_is_used_once_defaults_included(tmp_path: Path, first: object) -> 
         read_prompts(write(tmp_path, first, PROMPT))
 
 
+def test_every_wrong_line_is_named_at_once(tmp_path):
+    good, bad = {"prompt": "a"}, {"promt": "a"}
+    with pytest.raises(InputError, match=r"line 2: .*promt.*\. Line 4 is wrong too\.$"):
+        read_prompts(write(tmp_path, good, bad, good, bad))
+    with pytest.raises(InputError, match=r"line 1: .* Lines 2, 3, 4 are wrong too\.$"):
+        read_prompts(write(tmp_path, bad, bad, {"id": "x"}, 3))
+    with pytest.raises(InputError, match=r"Lines 2, 3, .*, 9 and 3 more are wrong too\.$"):
+        read_prompts(write(tmp_path, *[bad] * 12))
+
+
 def test_a_file_that_is_missing_a_directory_or_empty(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="There is no prompts file"):
         read_prompts(tmp_path / "none")

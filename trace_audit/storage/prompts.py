@@ -25,6 +25,8 @@ from trace_audit.storage.prompt_fields import (
     token_ids,
 )
 
+_NAMED_LINES = 8  # in a message, of those that are wrong
+
 
 @dataclass(frozen=True, kw_only=True)
 class PromptEntry:
@@ -64,26 +66,47 @@ def read_prompts(path: Path) -> list[PromptEntry]:
         InputError: The file or one of its lines is wrong; the message names the line and the key.
     """
     entries: list[PromptEntry] = []
+    wrong: list[tuple[int, FieldError]] = []
     line_of: dict[str, int] = {}
     for line_number, line in _lines(Path(path)):
         try:
-            entry = _entry(_json_object(line), len(entries), line_number)
+            entry = _entry(_json_object(line), len(entries) + len(wrong), line_number)
+            _check_id(entry.sequence_id, line_of)
         except FieldError as error:
-            raise InputError(f"{path}, line {line_number}: {error}.", hint=error.hint) from error
-        if entry.sequence_id in line_of:
-            raise InputError(
-                f"{path}, line {line_number}: the id {entry.sequence_id!r} is that of line "
-                f"{line_of[entry.sequence_id]} too.",
-                hint="Give each line its own id; without one it is the line's 0-based index.",
-            )
+            wrong.append((line_number, error))
+            continue
         line_of[entry.sequence_id] = line_number
         entries.append(entry)
+    if wrong:
+        line_number, first = wrong[0]
+        others = _others([number for number, _ in wrong[1:]])
+        message = f"{path}, line {line_number}: {first}.{others}"
+        raise InputError(message, hint=first.hint) from first
     if not entries:
         raise InputError(
             f"The prompts file {path} is empty.", hint='Give one object a line: {"prompt": "..."}'
         )
     _check_one_scoring(path, entries)
     return entries
+
+
+def _check_id(sequence_id: str, line_of: dict[str, int]) -> None:
+    if sequence_id in line_of:
+        raise FieldError(
+            f"the id {sequence_id!r} is that of line {line_of[sequence_id]} too",
+            hint="Give each line its own id; without one it is the line's 0-based index.",
+        )
+
+
+def _others(line_numbers: Sequence[int]) -> str:
+    """A sentence about further wrong lines; empty where there are none."""
+    if not line_numbers:
+        return ""
+    named = ", ".join(map(str, line_numbers[:_NAMED_LINES]))
+    if len(line_numbers) == 1:
+        return f" Line {named} is wrong too."
+    more = len(line_numbers) - _NAMED_LINES
+    return f" Lines {named}{f' and {more} more' if more > 0 else ''} are wrong too."
 
 
 def import_warnings(entries: Sequence[PromptEntry]) -> list[str]:
