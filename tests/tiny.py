@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -30,6 +31,7 @@ from trace_audit.engine.request import Request, RequestOutput
 from trace_audit.engine.sampling_params import SamplingParams
 from trace_audit.models.loaded import LoadedModel
 from trace_audit.models.loader import load_model
+from trace_audit.storage.schema import SUPPORT_TOP_K
 
 VOCABULARY = 512
 COMMON = {
@@ -211,6 +213,27 @@ def differing_columns(a: list[RequestOutput], b: list[RequestOutput]) -> set[str
             if not same:
                 names.add(name)
     return names
+
+
+def check_supports_agree(a: RequestOutput, b: RequestOutput, tolerance: float) -> None:
+    """Of logits that differ by rounding: a near tie may change places, a draw may not jump.
+
+    The likeliest ids are compared by their logprobs, which are sorted. Where both rows exclude the
+    same ids from the draws, a draw is the same id, or the next one that can be drawn: it fell on
+    the boundary between two.
+    """
+    gaps = np.abs(a.support_logprobs - b.support_logprobs)[:, :SUPPORT_TOP_K]
+    assert gaps.max() < tolerance
+    compared = 0
+    for ours, theirs in zip(a.support_token_ids, b.support_token_ids, strict=True):
+        excluded = set(ours[:SUPPORT_TOP_K].tolist())
+        if excluded != set(theirs[:SUPPORT_TOP_K].tolist()):
+            continue
+        compared += 1
+        drawn = zip(ours[SUPPORT_TOP_K:].tolist(), theirs[SUPPORT_TOP_K:].tolist(), strict=True)
+        for low, high in map(sorted, drawn):
+            assert set(range(low + 1, high)) <= excluded
+    assert compared > len(a.support_token_ids) // 2
 
 
 def save_tokenizer(directory: Path) -> Path:
