@@ -236,8 +236,8 @@ def tensor_bytes() -> int:
     gc.collect()
     storages = {}
     for thing in gc.get_objects():
-        # By type: isinstance would ask lazy modules for their class. Weights that oneDNN laid out for
-        # an earlier model have no storage that can be asked for.
+        # By type: isinstance would ask lazy modules for their class. Weights that oneDNN laid out
+        # for an earlier model have no storage that can be asked for.
         if issubclass(type(thing), torch.Tensor) and not thing.is_mkldnn:
             storage = thing.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
