@@ -53,6 +53,5 @@ class PeakMemory:
             return None
         torch.cuda.synchronize()
         working = torch.cuda.max_memory_allocated() - self._before - kv_cache_bytes
-        weights = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes()
-                   for p in model.parameters()}  # fmt: skip
-        return Memory(weights=sum(weights.values()), kv_cache=kv_cache_bytes, working=working)
+        weights = sum(parameter.nbytes for parameter in model.parameters())
+        return Memory(weights=weights, kv_cache=kv_cache_bytes, working=working)

@@ -21,6 +21,7 @@ from trace_audit.attention.paged import Forward, PagedAttention
 from trace_audit.errors import ModelError
 from trace_audit.models.loader import causal_forward
 from trace_audit.models.pretrained import quiet_transformers
+from trace_audit.parallel.plan import kv_heads_of
 
 TOLERANCE = 1e-3
 """Largest accepted difference of float32 logprobs, nats: healthy models stay under 2e-5, a window
@@ -154,7 +155,7 @@ def shrunk(config: PreTrainedConfig, num_kv_heads: int = 1) -> Any:
         num_layers = len(layer_types)
     tiny.num_hidden_layers = num_layers
     head_dim = 16
-    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    kv_heads = kv_heads_of(config)
     ratio = max(1, config.num_attention_heads // kv_heads)
     heads = 4 if ratio in (1, 2, 4) else ratio
     heads = max(heads, num_kv_heads * ratio)

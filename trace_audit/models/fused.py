@@ -207,8 +207,8 @@ def _merged(projections: Sequence[Any]) -> torch.nn.Linear:
     weight = torch.cat([p.weight for p in projections])
     biases = [p.bias for p in projections if p.bias is not None]
     assert len(biases) in (0, len(projections))
-    merged = torch.nn.Linear(1, 1, bias=bool(biases), device="meta")
-    merged.out_features, merged.in_features = weight.shape
+    num_out, num_in = weight.shape
+    merged = torch.nn.Linear(num_in, num_out, bias=bool(biases), device="meta")
     merged.weight = _frozen(weight)
     if biases:
         merged.bias = _frozen(torch.cat(biases))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -11,6 +10,7 @@ from trace_audit.attention.base import LayerSpec
 from trace_audit.attention.paged import Forward, PagedAttention
 from trace_audit.models.quantization import NOT_QUANTIZED, Quantized
 from trace_audit.models.routing import ExpertChoices, Routing
+from trace_audit.parallel.plan import kv_heads_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,5 +57,4 @@ class LoadedModel:
     @property
     def num_kv_heads(self) -> int:
         """Key and value heads in a layer of the whole model, however few of them a rank has."""
-        config: Any = self.model.config.get_text_config()  # type: ignore[operator,union-attr]
-        return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+        return kv_heads_of(self.model.config.get_text_config())  # type: ignore[operator,union-attr]

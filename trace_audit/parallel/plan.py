@@ -125,6 +125,11 @@ class TensorPlan:
         return self.num_heads, "num_attention_heads"
 
 
+def kv_heads_of(config: Any) -> int:
+    """Key and value heads in a layer of a text config; as many as query heads where it has none."""
+    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+
+
 def tensor_plan(model: Any, config: PreTrainedConfig, size: int) -> TensorPlan:
     """The plan of a model, checked against every parameter of it.
 
@@ -145,9 +150,7 @@ def tensor_plan(model: Any, config: PreTrainedConfig, size: int) -> TensorPlan:
         head=head,
         vocabulary_size=int(model.get_output_embeddings().weight.shape[0]),
         num_heads=int(config.num_attention_heads),
-        num_kv_heads=int(
-            getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        ),
+        num_kv_heads=kv_heads_of(config),
         size=size,
     )
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
