@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from trace_audit import environment
+from trace_audit.config import EngineConfig, RunConfig
 from trace_audit.environment import environment_fingerprint, environment_info
+from trace_audit.run_setup import run_environment
 
 
 def test_it_is_json_and_names_the_libraries() -> None:
@@ -127,3 +130,10 @@ def test_nothing_here_imports_torch() -> None:
         [sys.executable, "-c", _IMPORTS], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_run_names_the_torch_that_runs_where_its_package_says_less(monkeypatch) -> None:
+    monkeypatch.setattr(environment.metadata, "version", lambda name: "2.11.0")
+    assert environment_info()["versions"]["torch"] == "2.11.0"
+    config = RunConfig(name="x", engine=EngineConfig(device="cpu"))
+    assert run_environment(config)["versions"]["torch"] == torch.__version__

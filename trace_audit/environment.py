@@ -9,6 +9,7 @@ import platform
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 _PACKAGES = ("torch", "triton", "transformers", "safetensors", "numpy", "pyarrow")
 _CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
@@ -31,7 +32,7 @@ _NOT_NUMERIC = frozenset({"python", "platform", "cpu_count"})
 _NOT_NUMERIC_PACKAGES = frozenset({"pyarrow", "safetensors"})
 
 
-def environment_info() -> dict[str, object]:
+def environment_info() -> dict[str, Any]:
     """This machine and its libraries, as JSON values; asks neither torch nor a GPU.
 
     Keys: python, platform, machine, cpu_model, cpu_flags (those that choose kernels), cpu_count

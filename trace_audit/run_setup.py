@@ -197,8 +197,11 @@ def run_environment(config: RunConfig) -> dict[str, Any]:
             # Of every run, or one without ranks could not be compared with one of several.
             "nccl_version": ".".join(map(str, torch.cuda.nccl.version())),
         }
+    environment = environment_info()
+    # torch says more than its package's metadata may, which can lack the build (+cu130).
+    environment["versions"] |= {"torch": str(torch.__version__)}
     return {
-        **environment_info(),
+        **environment,
         **gpu,
         "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }

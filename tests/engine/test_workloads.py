@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,15 +57,13 @@ arrivals = st.builds(
 
 @st.composite
 def engines(draw: st.DrawFn) -> dict[str, Any]:
-    """Slots, blocks, budget and policy; the cache holds at least one sequence."""
+    """Slots, blocks and budget; the cache holds at least one sequence."""
     slots = draw(st.integers(min_value=3, max_value=6))
     return {
         "max_num_seqs": slots,
         "max_num_batched_tokens": draw(st.integers(min_value=slots, max_value=16)),
         "num_kv_blocks": draw(st.integers(min_value=LONGEST, max_value=LONGEST + 4)),
         "block_size": BLOCK_SIZE,
-        "preemption": draw(st.sampled_from(["swap", "recompute"])),
-        "fixed_batch": draw(st.booleans()),
         "attention_backend": draw(st.sampled_from(["eager", "sdpa"])),
         "max_model_len": 32,
     }
@@ -79,37 +76,40 @@ def loaded(checkpoint, device) -> LoadedModel:
     return load_model(directory, dtype=torch.float32, device=device, lm_head_dtype=torch.float32)
 
 
-def test_any_workload_keeps_every_request_to_itself(loaded, device):
-    preempted: Counter[tuple[bool, str]] = Counter()
+@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+@pytest.mark.parametrize("fixed_batch", [False, True])
+def test_any_workload_keeps_every_request_to_itself(loaded, device, fixed_batch, preemption):
+    preemptions = 0
 
     # The same examples every time. Looking for the smallest that fails takes minutes: to have it
     # done, add Phase.shrink.
     @settings(
         derandomize=True,
-        max_examples=40,
+        max_examples=12,
         deadline=None,
         database=None,
         phases=[Phase.generate],
     )
     @given(engine=engines(), workload=st.lists(arrivals, min_size=4, max_size=8))
     def check(engine: dict[str, Any], workload: list[Arrival]) -> None:
-        config = engine_config(device=device.type, **engine)
+        nonlocal preemptions
+        config = engine_config(
+            device=device.type, fixed_batch=fixed_batch, preemption=preemption, **engine
+        )
         harness = Harness.around(loaded, build_engine(loaded, config))
         requests = [arrival.request(harness, i) for i, arrival in enumerate(workload)]
         outputs = run(harness, requests, workload)
         nothing_is_left(harness)
         every_request_got_its_tokens(workload, outputs)
         counters = harness.built.engine.counters
-        preempted[config.fixed_batch, config.preemption] += counters.preemptions
+        preemptions += counters.preemptions
         if config.fixed_batch and not counters.recomputed_tokens:
             for i, (arrival, output) in enumerate(zip(workload, outputs, strict=True)):
                 alone = harness.run([arrival.request(harness, i)])
                 assert differing_columns([output], alone) == set()
 
     check()
-    # The examples were worth it: every policy had something to do.
-    kinds = [(fixed, policy) for fixed in (False, True) for policy in ("swap", "recompute")]
-    assert all(preempted[kind] > 5 for kind in kinds), preempted
+    assert preemptions > 5, "the examples put no pressure on the cache"
 
 
 def every_request_got_its_tokens(workload: list[Arrival], outputs: list[RequestOutput]) -> None:

@@ -56,8 +56,13 @@ def main() -> None:
 
 def _compiling(kernel: JITFunction, grid: tuple[int, ...]):  # type: ignore[no-untyped-def]
     def compile_only(*args: object, **kwargs: object) -> None:
-        kernel.run(*args, grid=grid, warmup=True, **kwargs)
-        COMPILED.add(kernel.fn.__name__)
+        compiled = kernel.run(*args, grid=grid, warmup=True, **kwargs)
+        name = kernel.fn.__name__
+        multiplies = "arith.mulf" in compiled.asm["ttir"]
+        assert not (multiplies and compiled.metadata.enable_fp_fusion), (
+            f"{name} is not EACH_ROUNDED"
+        )
+        COMPILED.add(name)
 
     return compile_only
 

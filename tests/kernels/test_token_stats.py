@@ -264,6 +264,22 @@ def test_kernels_and_references_agree_on_every_number(vocabulary, dtype, device)
             assert torch.equal(got, want), name
 
 
+@pytest.mark.parametrize("vocabulary", [512, 1000, 4096, 32000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_logprob_of_a_row_is_its_logit_less_one_normalizer(
+    kernels, vocabulary, dtype, device
+):
+    logits = make_logits(vocabulary, device, dtype, rows=40)
+    tokens = torch.arange(40, device=device) * 7 % vocabulary
+    got = statistics(kernels, logits, tokens=tokens)
+    logprobs = logits.float() - got.logsumexp[:, None]
+    top = logits.float().topk(5, dim=-1).values - got.logsumexp[:, None]
+    assert torch.equal(got.logprob, logprobs.gather(1, tokens[:, None])[:, 0])
+    assert torch.equal(got.top_logprobs, top)
+    # The support's ends: id 0, the last one, and 0 again.
+    assert torch.equal(got.support_logprobs[:, [20, 22, 23]], logprobs[:, [0, -1, 0]])
+
+
 def test_ids_that_share_a_chunk_are_all_struck(kernels, device):
     logits = torch.zeros(2, 600, device=device)
     excluded = torch.tensor([[5, 7, 300, 9, -1, 301], [599, -1, -1, 598, 0, 512]], device=device)

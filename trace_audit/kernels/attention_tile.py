@@ -95,7 +95,7 @@ if triton is not None:
         safe = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
         p = tl.exp(scores - safe[None, :])
         correction = tl.exp(maximum - safe)
-        total = total * correction + tl.sum(p, axis=0)
+        total = tl.fma(total, correction, tl.sum(p, axis=0))
         p = rounded(p, q.dtype, INTERPRETED)
         acc = acc * correction[None, :] + tl.dot(tl.trans(v), p, input_precision="ieee")
         return acc, new_maximum, total

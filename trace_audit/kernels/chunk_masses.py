@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from trace_audit.kernels.partials import CHUNK, VocabularyPartials
-from trace_audit.kernels.runtime import is_interpreted, triton
+from trace_audit.kernels.runtime import EACH_ROUNDED, is_interpreted, triton
 
 if triton is not None:
     from triton import language as tl
@@ -47,6 +47,7 @@ def chunk_masses(
         CHUNKS_PAD=triton.next_power_of_2(chunks),
         CHUNK=CHUNK,
         INTERPRETED=is_interpreted(),
+        **EACH_ROUNDED,
         num_warps=8,
     )
     return mass

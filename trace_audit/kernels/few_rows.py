@@ -13,7 +13,7 @@ import torch
 
 from trace_audit.kernels.formats import rounded
 from trace_audit.kernels.overlap import overlap_options
-from trace_audit.kernels.runtime import is_interpreted, triton
+from trace_audit.kernels.runtime import EACH_ROUNDED, is_interpreted, triton
 
 if triton is not None:
     from triton import language as tl
@@ -110,6 +110,7 @@ def few_rows_linear(
         OUTPUTS=config.outputs,
         GATED=gated,
         INTERPRETED=is_interpreted(),
+        **EACH_ROUNDED,
         **overlap_options(x.device),
         num_warps=config.num_warps,
     )
@@ -171,11 +172,11 @@ if triton is not None:
                 x = rounded(x, dtype, INTERPRETED).to(tl.float32)
                 tl.store(total_ptr + row * WIDTH + at, x, mask=at < left)
             if norm_ptr is not None:
-                square += x * x
+                square = tl.fma(x, x, square)
                 x *= tl.load(norm_ptr + at, mask=inside, other=0.0).to(tl.float32)
-            acc += w.to(tl.float32) * x[None, :]
+            acc = tl.fma(w.to(tl.float32), x[None, :], acc)
             if GATED:
-                beside += other.to(tl.float32) * x[None, :]
+                beside = tl.fma(other.to(tl.float32), x[None, :], beside)
         scale = 1.0
         if norm_ptr is not None:
             scale = tl.rsqrt(tl.sum(square, axis=0) / WIDTH + epsilon)

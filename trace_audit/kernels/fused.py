@@ -11,7 +11,7 @@ import torch
 from trace_audit.kernels.cached_heads import CacheTarget
 from trace_audit.kernels.formats import rounded
 from trace_audit.kernels.overlap import overlap_options
-from trace_audit.kernels.runtime import is_interpreted, triton
+from trace_audit.kernels.runtime import EACH_ROUNDED, is_interpreted, triton
 
 if triton is not None:
     from triton import language as tl
@@ -49,6 +49,7 @@ def add_rms_norm(
         width,
         BLOCK=triton.next_power_of_2(width),
         INTERPRETED=is_interpreted(),
+        **EACH_ROUNDED,
         **overlap_options(hidden.device),
         num_warps=8,
     )
@@ -99,6 +100,7 @@ def norm_and_rotate(
         HALF_PAD=triton.next_power_of_2(width // 2),
         NORM=query_weight is not None,
         INTERPRETED=is_interpreted(),
+        **EACH_ROUNDED,
         **overlap_options(heads.device),
         num_warps=4,
     )
@@ -114,6 +116,7 @@ def silu_and_multiply(gate_up: torch.Tensor) -> torch.Tensor:
         width,
         BLOCK=_COLUMNS,
         INTERPRETED=is_interpreted(),
+        **EACH_ROUNDED,
         **overlap_options(gate_up.device),
         num_warps=4,
     )
@@ -205,8 +208,8 @@ if triton is not None:
         cos_y = tl.load(cos_ptr + at + HALF, mask=row_mask, other=0.0).to(tl.float32)[None, :]
         sin_x = tl.load(sin_ptr + at, mask=row_mask, other=0.0).to(tl.float32)[None, :]
         sin_y = tl.load(sin_ptr + at + HALF, mask=row_mask, other=0.0).to(tl.float32)[None, :]
-        turned_x = rounded(x * cos_x - y * sin_x, dtype, INTERPRETED)
-        turned_y = rounded(y * cos_y + x * sin_y, dtype, INTERPRETED)
+        turned_x = rounded(tl.fma(x, cos_x, -y * sin_x), dtype, INTERPRETED)
+        turned_y = rounded(tl.fma(y, cos_y, x * sin_y), dtype, INTERPRETED)
         tl.store(first, turned_x, mask=is_turned[:, None] & inside)
         tl.store(first + HALF, turned_y, mask=is_turned[:, None] & inside)
         if keys_ptr is not None:

@@ -7,7 +7,7 @@ import torch
 from trace_audit.kernels.cached_heads import LARGEST, CachedHeads
 from trace_audit.kernels.formats import encoded_fp8, rounded
 from trace_audit.kernels.overlap import overlap_options
-from trace_audit.kernels.runtime import is_interpreted, triton
+from trace_audit.kernels.runtime import EACH_ROUNDED, is_interpreted, triton
 
 if triton is not None:
     from triton import language as tl
@@ -82,6 +82,7 @@ def write_quantized(heads: torch.Tensor, slots: torch.Tensor, cached: CachedHead
         LARGEST=largest,
         INVERSE=1.0 / largest,
         FP8=cached.fp8,
+        **EACH_ROUNDED,
         **overlap_options(heads.device),
         num_warps=4,
     )

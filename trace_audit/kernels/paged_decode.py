@@ -15,7 +15,7 @@ from trace_audit.kernels.attention_tile import AttentionOptions, attend_tile
 from trace_audit.kernels.cached_heads import CachedHeads
 from trace_audit.kernels.formats import rounded
 from trace_audit.kernels.overlap import overlap_options
-from trace_audit.kernels.runtime import is_interpreted, triton
+from trace_audit.kernels.runtime import EACH_ROUNDED, is_interpreted, triton
 
 if triton is not None:
     from triton import language as tl
@@ -128,6 +128,7 @@ def paged_decode(
         DOUBLINGS=_DOUBLINGS,
         MAX_PARTS=MAX_PARTS,
         INTERPRETED=is_interpreted(),
+        **EACH_ROUNDED,
         **overlap_options(query.device),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
@@ -150,6 +151,7 @@ def paged_decode(
         DOUBLINGS=_DOUBLINGS,
         MAX_PARTS=MAX_PARTS,
         INTERPRETED=is_interpreted(),
+        **EACH_ROUNDED,
         **overlap_options(query.device),
         num_warps=1,
     )
@@ -300,8 +302,8 @@ if triton is not None:
                 safe = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
                 old = tl.exp(maximum - safe)
                 new = tl.exp(part_maximum - safe)
-                acc = acc * old[:, None] + part_acc * new[:, None]
-                total = total * old + part_total * new
+                acc = tl.fma(acc, old[:, None], part_acc * new[:, None])
+                total = tl.fma(total, old, part_total * new)
                 maximum = new_maximum
         tl.store(
             out_ptr + head[:, None] * VALUE_DIM + vd[None, :],

@@ -11,7 +11,7 @@ import torch
 from trace_audit.kernels.attention_tile import AttentionOptions, attend_tile
 from trace_audit.kernels.cached_heads import CachedHeads
 from trace_audit.kernels.formats import rounded
-from trace_audit.kernels.runtime import is_interpreted, triton
+from trace_audit.kernels.runtime import EACH_ROUNDED, is_interpreted, triton
 
 if triton is not None:
     from triton import language as tl
@@ -69,6 +69,7 @@ def paged_prefill(
         SOFTCAP=options.softcap is not None,
         FP8=keys.fp8,
         INTERPRETED=is_interpreted(),
+        **EACH_ROUNDED,
         num_warps=4,
         num_stages=2,
     )

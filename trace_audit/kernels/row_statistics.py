@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from trace_audit.kernels.partials import RowStatistics, TokenCounts, VocabularyPartials
-from trace_audit.kernels.runtime import is_interpreted, triton
+from trace_audit.kernels.runtime import EACH_ROUNDED, is_interpreted, triton
 
 if triton is not None:
     from triton import language as tl
@@ -80,6 +80,7 @@ def row_statistics(
         SUPPORT_PAD=triton.next_power_of_2(num_support),
         CHUNKS_PAD=triton.next_power_of_2(chunks),
         INTERPRETED=is_interpreted(),
+        **EACH_ROUNDED,
         num_warps=4,
     )
     return out

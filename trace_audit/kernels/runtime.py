@@ -20,6 +20,12 @@ except ImportError:  # no triton on this platform (macOS): references run, and t
 _INTERPRETED = triton is not None and bool(knobs.runtime.interpret)
 
 
+EACH_ROUNDED = {"enable_fp_fusion": False}
+"""Of the launch of every kernel that multiplies floats: no product is fused with a sum unless the
+kernel says `tl.fma`. Where lanes exchange partial sums, each would fuse the product it made itself
+and take the others' rounded, and what the code calls one number would differ from lane to lane."""
+
+
 def is_interpreted() -> bool:
     """Whether Triton kernels run in Triton's interpreter (TRITON_INTERPRET=1 before its import)."""
     return _INTERPRETED

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from trace_audit.kernels.partials import CHUNK, TokenCounts, VocabularyPartials, num_chunks
-from trace_audit.kernels.runtime import is_interpreted, triton
+from trace_audit.kernels.runtime import EACH_ROUNDED, is_interpreted, triton
 
 if triton is not None:
     from triton import language as tl
@@ -52,6 +52,7 @@ def vocabulary_partials(logits: torch.Tensor, multipliers: torch.Tensor) -> Voca
         TILE=tile,
         CHUNK=CHUNK,
         INTERPRETED=is_interpreted(),
+        **EACH_ROUNDED,
     )
     return partials
 
