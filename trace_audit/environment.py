@@ -25,6 +25,7 @@ _VARIABLES = (
     "ONEDNN_DEFAULT_FPMATH_MODE",
     "ONEDNN_MAX_CPU_ISA",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "TRITON_DEFAULT_FP_FUSION",
     "TRITON_INTERPRET",
 )
 # Told to a reader, but no number depends on them: threads are part of the configuration.
