@@ -5,12 +5,8 @@ from __future__ import annotations
 import pytest
 
 from trace_audit.config import RunConfig, flat
-from trace_audit.diff.identity import (
-    BEFORE_THE_KEY,
-    config_differences,
-    run_identity,
-    warnings,
-)
+from trace_audit.diff.config_differences import BEFORE_THE_KEY, config_differences
+from trace_audit.diff.identity import run_identity, warnings
 
 FIRST_KEYS = {
     "device",

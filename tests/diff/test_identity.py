@@ -3,16 +3,12 @@ from __future__ import annotations
 import pytest
 
 from tests.diff.synthetic import run_info
-from trace_audit.diff.identity import (
-    check_comparable,
+from trace_audit.diff.config_differences import (
     config_differences,
     differences,
     environment_differences,
-    flat,
-    logit_dtype,
-    run_identity,
-    warnings,
 )
+from trace_audit.diff.identity import check_comparable, flat, logit_dtype, run_identity, warnings
 from trace_audit.diff.summary import Difference
 from trace_audit.errors import InvalidComparisonError
 

@@ -18,7 +18,8 @@ from trace_audit.diff.expected import expectation
 from trace_audit.diff.identity import check_comparable, run_identity
 from trace_audit.diff.source import AuditSource
 from trace_audit.errors import InvalidComparisonError
-from trace_audit.report.view import identity_rows, warning_lines
+from trace_audit.report.identity_view import identity_rows
+from trace_audit.report.view import warning_lines
 
 __all__ = ["report"]
 

@@ -178,6 +178,8 @@ def test_a_command_to_copy_is_never_wrapped() -> None:
 def test_the_share_of_accepted_drafts_is_shown_of_runs_that_draft() -> None:
     assert "drafts kept" not in plain(report())
     one = pair()
-    drafted = replace(one, candidate=replace(one.candidate, acceptance_rate=0.625))
+    drafted = replace(
+        one, candidate=replace(one.candidate, acceptance_rate=0.625, draft_tokens=1200)
+    )
     (line,) = [x for x in plain(report(drafted)).splitlines() if "drafts kept" in x]
-    assert line.split() == ["drafts", "kept", "62.5", "%"]
+    assert line.split() == ["drafts", "kept", "62.5", "%", "of", "1,200"]

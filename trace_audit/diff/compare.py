@@ -12,6 +12,7 @@ from trace_audit.diff import identity
 from trace_audit.diff.align import AlignedPair, reduced
 from trace_audit.diff.bands import with_bands
 from trace_audit.diff.bootstrap import Resampler
+from trace_audit.diff.config_differences import config_differences, environment_differences
 from trace_audit.diff.details import TokenDetails
 from trace_audit.diff.exact_kl import ExactKL, exact_check, exact_kl, exact_warnings
 from trace_audit.diff.expected import checked, expectation
@@ -118,8 +119,8 @@ def _pair_summary(
 ) -> PairSummary:
     names = (pair.baseline_name, pair.candidate_name)
     baseline, candidate = (identity.run_identity(name, source.info(name)) for name in names)
-    config = identity.config_differences(baseline, candidate)
-    environment = identity.environment_differences(baseline, candidate)
+    config = config_differences(baseline, candidate)
+    environment = environment_differences(baseline, candidate)
     resampler = Resampler(len(pair.group_ids))
     table = MetricTable(pair, resampler)
     unequal = pair.unequal

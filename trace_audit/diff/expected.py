@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trace_audit.diff.align import AlignedPair
-from trace_audit.diff.identity import (
+from trace_audit.diff.config_differences import (
     BEFORE_THE_KEY,
     DRAFTING_KEYS,
     drafting_key_counts,
     resolved_differences,
-    run_identity,
 )
+from trace_audit.diff.identity import run_identity
 from trace_audit.diff.runs import Expectation, RunIdentity
 from trace_audit.diff.structure import first_place
 

@@ -18,6 +18,7 @@ class RunIdentity:
         subset: Sequence ids of a run that was restricted on purpose.
         distribution: What its logprobs are of; None where nobody said.
         acceptance_rate: Share of its draft tokens that stayed.
+        draft_tokens: How many it drafted.
     """
 
     name: str
@@ -33,6 +34,7 @@ class RunIdentity:
     tokens_per_second: float | None
     distribution: Distribution | None = None
     acceptance_rate: float | None = None
+    draft_tokens: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

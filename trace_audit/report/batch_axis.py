@@ -6,7 +6,7 @@ of the configuration, not noise; reruns tell the two apart.
 
 from __future__ import annotations
 
-from trace_audit.diff.identity import BATCH_ORDER
+from trace_audit.diff.config_differences import BATCH_ORDER
 from trace_audit.diff.summary import PairSummary
 from trace_audit.report.format import number
 

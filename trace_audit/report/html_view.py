@@ -24,6 +24,7 @@ from trace_audit.report.format import (
     plain,
 )
 from trace_audit.report.html_tokens import SequenceView, TokenRow, sequence_view, token_row
+from trace_audit.report.identity_view import IdentityRow, identity_rows
 from trace_audit.report.router_view import router_chart, router_lines
 from trace_audit.report.token_data import TokenData
 
@@ -83,7 +84,7 @@ class PairView:
     gates: tuple[tuple[str, ...], ...]
     gate_lines: list[str]
     warnings: tuple[str, ...]
-    identity: tuple[view.IdentityRow, ...]
+    identity: tuple[IdentityRow, ...]
     scope: tuple[str, ...]
     sections: tuple[tuple[str, tuple[MetricRow, ...]], ...]
     places: tuple[tuple[str, str], ...]
@@ -197,10 +198,10 @@ def next_commands(summary: ReportSummary) -> tuple[tuple[str, str], ...]:
     return tuple((plain(command), plain(purpose)) for command, purpose in summary.next_commands)
 
 
-def _identity(pair: PairSummary) -> tuple[view.IdentityRow, ...]:
+def _identity(pair: PairSummary) -> tuple[IdentityRow, ...]:
     """Without the environment's keys: the page has a table of their own for them."""
     environment = {difference.key for difference in pair.environment_differences}
-    return tuple(row for row in view.identity_rows(pair) if row.label not in environment)
+    return tuple(row for row in identity_rows(pair) if row.label not in environment)
 
 
 def _sections(pair: PairSummary) -> tuple[tuple[str, tuple[MetricRow, ...]], ...]:

@@ -17,6 +17,7 @@ from trace_audit.report.format import (
     signed,
     sparkline,
 )
+from trace_audit.report.identity_view import identity_rows
 from trace_audit.report.router_view import router_lines
 from trace_audit.text import escape_markdown
 
@@ -115,7 +116,7 @@ def _pair(pair: PairSummary, without: Sequence[str]) -> Iterable[str]:
 
 def _about(pair: PairSummary) -> Iterable[str]:
     headers = ["", f"baseline {plain(pair.baseline.name)}", plain(pair.candidate.name)]
-    identity = [[row.label, row.baseline, row.candidate] for row in view.identity_rows(pair)]
+    identity = [[row.label, row.baseline, row.candidate] for row in identity_rows(pair)]
     escaped = [[escape_markdown(cell) for cell in row] for row in [headers, *identity]]
     yield from _table(escaped[0], escaped[1:])
     yield ""

@@ -21,6 +21,7 @@ from trace_audit.report.format import (
     plain,
     sparkline,
 )
+from trace_audit.report.identity_view import identity_rows
 from trace_audit.report.router_view import router_lines
 from trace_audit.report.terminal_grid import VERDICT_STYLES, candidate_grid
 from trace_audit.report.token_tables import flip_table, worst_table
@@ -182,7 +183,7 @@ def _identity(pair: PairSummary) -> Table:
     table.add_column("", style="dim", no_wrap=True)
     table.add_column(Text(f"baseline {plain(pair.baseline.name)}"), overflow="fold")
     table.add_column(Text(f"candidate {plain(pair.candidate.name)}"), overflow="fold")
-    for row in view.identity_rows(pair):
+    for row in identity_rows(pair):
         style = "yellow" if row.differs else ""
         label = f"{row.label} *" if row.differs else row.label
         table.add_row(Text(label), Text(row.baseline), Text(row.candidate, style=style))

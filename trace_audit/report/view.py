@@ -6,18 +6,13 @@ Strings here are neutral (no control characters) but not escaped for any output 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from trace_audit.config.scoring import RAW
-from trace_audit.diff.scoring import words
 from trace_audit.diff.summary import (
-    Difference,
     Metric,
     MetricSection,
     PairSummary,
     PositionBucket,
     ReportSummary,
-    RunIdentity,
     TokenDiff,
     TraceIdentity,
 )
@@ -45,25 +40,12 @@ SECTION_TITLES: dict[MetricSection, str] = {
     "rl": "Importance ratio, candidate over baseline",
 }
 
-# Parts that ran, and the configuration key that asked for each.
-_ALWAYS_SHOWN = {"attention": "engine.attention_backend", "device": "engine.device"}
-
 CONVENTION = (
     "delta = candidate minus baseline log-probability of the forced token, in nats; "
     "positive: the candidate is more confident."
 )
 
 REDACTED = "Text is redacted: tokens are told by their ids, and prompts are left out."
-
-
-@dataclass(frozen=True, kw_only=True)
-class IdentityRow:
-    """One line of the identity panel."""
-
-    label: str
-    baseline: str
-    candidate: str
-    differs: bool = False
 
 
 def trace_line(trace: TraceIdentity) -> str:
@@ -120,36 +102,6 @@ def warning_lines(pair: PairSummary) -> list[str]:
             f"a support, {coverage.infinite} infinite, {coverage.non_finite} not a number)"
         )
     return lines
-
-
-def identity_rows(pair: PairSummary) -> list[IdentityRow]:
-    """Fingerprints, backends, speed, drafts, then every config key that differs."""
-    a, b = pair.baseline, pair.candidate
-    rows = [
-        _row("model", fingerprint(a.model_fingerprint), fingerprint(b.model_fingerprint)),
-        _row(
-            "environment",
-            fingerprint(a.environment_fingerprint),
-            fingerprint(b.environment_fingerprint),
-        ),
-    ]
-    if not all(run.distribution == RAW for run in (a, b)):
-        rows.append(_row("logprobs", words(a), words(b)))
-    for part in sorted(a.backends.keys() | b.backends.keys()):
-        ran = [run.backends.get(part) for run in (a, b)]
-        if part in _ALWAYS_SHOWN or ran[0] != ran[1]:
-            sides = [_backend(run, part) for run in (a, b)]
-            rows.append(IdentityRow(label=part, baseline=sides[0], candidate=sides[1]))
-    speeds = [_speed(run.tokens_per_second) for run in (a, b)]
-    rows.append(IdentityRow(label="tokens/s", baseline=speeds[0], candidate=speeds[1]))
-    rates = [a.acceptance_rate, b.acceptance_rate]
-    if rates != [None, None]:
-        stayed = ["" if rate is None else number(rate, "share") for rate in rates]
-        rows.append(IdentityRow(label="drafts kept", baseline=stayed[0], candidate=stayed[1]))
-    for difference in [*_environment_differences(pair), *pair.config_differences]:
-        sides = [plain(difference.baseline), plain(difference.candidate)]
-        rows.append(_row(difference.key, *sides))
-    return rows
 
 
 def scope_lines(pair: PairSummary) -> list[str]:
@@ -288,34 +240,6 @@ def best_change(token: TokenDiff) -> str:
 def invalid_lines(summary: ReportSummary) -> list[str]:
     """Candidates that were refused, with the reason."""
     return [f"INVALID  {plain(bad.candidate)}: {plain(bad.message)}" for bad in summary.invalid]
-
-
-def _environment_differences(pair: PairSummary) -> tuple[Difference, ...]:
-    # Equal fingerprints: what differs there cannot change numbers.
-    if pair.baseline.environment_fingerprint == pair.candidate.environment_fingerprint:
-        return ()
-    return pair.environment_differences
-
-
-def _row(label: str, baseline: str, candidate: str) -> IdentityRow:
-    return IdentityRow(
-        label=label, baseline=baseline, candidate=candidate, differs=baseline != candidate
-    )
-
-
-def _speed(tokens_per_second: float | None) -> str:
-    """Whole tokens a second; of slow runs two digits."""
-    if tokens_per_second is None or tokens_per_second >= 10:
-        return count(tokens_per_second)
-    return f"{tokens_per_second:.2g}"
-
-
-def _backend(run: RunIdentity, part: str) -> str:
-    ran = run.backends.get(part)
-    asked = run.requested.get(_ALWAYS_SHOWN.get(part, ""))
-    if asked is None or asked == ran:
-        return plain(ran)
-    return f"{plain(ran)} (asked for {plain(asked)})"
 
 
 def _power(metric: Metric | None) -> str | None:
