@@ -12,10 +12,13 @@ import pytest
 
 from tests.diff.synthetic import compare_all, run_table
 from tests.diff.test_compare import LENGTH, audit, logits, one
+from tests.report import samples
 from tests.report.pages import HOSTILE, Page, hostile_audit, page
 from trace_audit.diff.exhibit import exhibit
+from trace_audit.diff.metric import Interval
 from trace_audit.diff.source import AuditSource
-from trace_audit.diff.summary import InvalidPair
+from trace_audit.diff.summary import InvalidPair, PositionBucket
+from trace_audit.report.charts import drift_chart
 from trace_audit.report.format import metric_value, number, signed
 from trace_audit.report.html import render_html
 from trace_audit.report.scale import EDGES, css_class, legend
@@ -291,3 +294,22 @@ def test_charts_carry_their_numbers() -> None:
         assert number(bucket.mean_abs_delta) in text
     assert "exactly 0" in text
     assert "0.99-0.999" in text
+
+
+def test_an_interval_that_goes_on_above_the_plot_is_drawn_cut() -> None:
+    buckets = tuple(
+        PositionBucket(
+            start=s,
+            end=e,
+            tokens=9,
+            mean_abs_delta=0.01,
+            interval=Interval(low=0, high=h, method="t"),
+        )
+        for s, e, h in ((10, 20, 0.012), (20, 40, 0.9))
+    )
+    chart = drift_chart(samples.pair(buckets=buckets))
+    assert chart is not None
+    whole, cut = chart.marks
+    assert (whole.cut, cut.cut) == (False, True)
+    assert cut.high == chart.top < whole.high
+    assert "0.9" in cut.title

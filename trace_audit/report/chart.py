@@ -27,6 +27,7 @@ class Mark:
     Attributes:
         css: Class that styles it.
         label: Drawn beside it.
+        cut: The interval goes on above the plot; an arrowhead says so.
     """
 
     x: float
@@ -38,6 +39,7 @@ class Mark:
     label: str = ""
     low: float | None = None
     high: float | None = None
+    cut: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -151,7 +151,7 @@ def confidence_chart(buckets: tuple[ConfidenceBucket, ...]) -> Chart:
 
 
 def _drift_ceiling(buckets: tuple[PositionBucket, ...]) -> float:
-    """Top of the plot: intervals are cut where they would flatten the means."""
+    """Top of the plot: intervals are cut, visibly, where they would flatten the means."""
     most = max(bucket.mean_abs_delta for bucket in buckets)
     ends = [bucket.interval.high for bucket in buckets if bucket.interval is not None]
     return max(most, min(max(ends, default=most), 1.5 * most))
@@ -169,6 +169,7 @@ def _drift_mark(bucket: PositionBucket, x: float, top: float) -> Mark:
         f"{interval(bounds, 'nats')}, {plural(bucket.tokens, 'token')}",
         low=None if bounds is None else to_y(bounds.low, top),
         high=None if bounds is None else to_y(min(bounds.high, top), top),
+        cut=bounds is not None and bounds.high > top,
     )
 
 
