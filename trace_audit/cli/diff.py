@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trace_audit.cli.messages import say
+from trace_audit.cli.output import emit
 from trace_audit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -79,7 +80,9 @@ def diff() -> None:
     metavar="N",
     help="Shorten Markdown to this, the worst tokens first and the verdict never.",
 )
-@click.option("--output", type=_DIRECTORY, metavar="FILE", help="Write the report to this file.")
+@click.option(
+    "-o", "--output", type=_DIRECTORY, metavar="FILE", help="Write the report to this file."
+)
 @_redact
 @click.option(
     "--html-sequences",
@@ -145,9 +148,9 @@ def report(
     if output_format == "html":
         from trace_audit.report.html import render_html
 
-        _emit(render_html(summary, exhibits), output)
+        emit(render_html(summary, exhibits), output)
     else:
-        _emit(_rendered(summary, output_format, output, max_chars), output)
+        emit(_rendered(summary, output_format, output, max_chars), output)
     tell(summary, output)
     return exit_code(summary)
 
@@ -194,7 +197,7 @@ def show(
         rows = [_row(comparison, sequence, step)]
     tokens = comparison.details.tokens(rows)
     width, color = _target(None)
-    _emit(render_tokens(comparison.summary, tokens, width=width, color=color), None)
+    emit(render_tokens(comparison.summary, tokens, width=width, color=color), None)
 
 
 def _open(directory: Path, redact: str | None) -> AuditSource:
@@ -274,18 +277,3 @@ def _target(output: Path | None) -> tuple[int, bool]:
 
     color = output is None and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     return max(60, shutil.get_terminal_size((80, 24)).columns), color
-
-
-def _emit(text: str, output: Path | None) -> None:
-    if output is None:
-        # A stream in a narrow encoding shows escapes rather than failing on a token's text.
-        encoding = sys.stdout.encoding or "utf-8"
-        click.echo(text.encode(encoding, "backslashreplace").decode(encoding), nl=False)
-        return
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"The report cannot be written to {output}: {error.strerror or error}.",
-            hint="Give a file in a directory that exists and can be written to.",
-        ) from error

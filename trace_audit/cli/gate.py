@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trace_audit.cli.messages import say
+from trace_audit.cli.output import emit
 from trace_audit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def learn(
     good = _good_runs(source, baseline, runs)
     _check_enough(good, baseline)
     profile = _learned(source, baseline, good, wanted, name)
-    _write(output, profile_text(profile))
+    emit(profile_text(profile), output)
     for one in profile.gates:
         click.echo(f"{one.metric}\t{one.bound:g}")
 
@@ -132,13 +133,3 @@ def _check_enough(good: Sequence[str], baseline: str) -> None:
             f"Bounds need {MIN_RUNS} good runs other than {baseline!r}, and there is {found}.",
             hint="A repeat is no other run; replay other configurations that are known to be good.",
         )
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written: {error.strerror or error}.",
-            hint="Give a file in a directory that exists and can be written to.",
-        ) from error
