@@ -97,9 +97,18 @@ def test_bitwise_is_one_line_without_a_table() -> None:
     assert "95 % interval" not in text
 
 
+@pytest.mark.parametrize("width", [80, 160])
+def test_names_of_configurations_are_whole_in_the_grid(width: int) -> None:
+    names = ("bf16-fp32head", "bf16-w8-kv-fp8-e4m3")
+    lines = plain(report(*(pair(name) for name in names)), width).splitlines()
+    (at,) = [i for i, line in enumerate(lines) if line.split()[-1:] == ["seconds"]]
+    assert [line.split()[0] for line in lines[at + 1 : at + 3]] == list(names)
+    assert max(len(line) for line in lines) <= width
+
+
 def test_several_candidates_share_one_grid() -> None:
     text = plain(report(pair("first"), bitwise("other")))
-    grid = text[text.index("unequal rows") :]
+    grid = text[text.index("unequal") :]
     assert grid.index("first") < grid.index("other")
     assert text.count("95 % interval") == 0
     row = next(line for line in text.splitlines() if line.startswith("other"))

@@ -32,7 +32,9 @@ def candidate_grid(summary: ReportSummary, width: int) -> Table:
         table.add_column("verdict", no_wrap=True)
     columns = _grid_columns(summary, width)
     for title in columns:
-        table.add_column(title, justify="right", no_wrap=True)
+        # Titles of two lines leave narrow terminals room for names.
+        shown = title if width >= _WIDE_GRID else title.replace(" ", "\n")
+        table.add_column(shown, justify="right", no_wrap=True, vertical="bottom")
     for pair in summary.pairs:
         table.add_row(*_grid_row(pair, columns))
     return table
