@@ -34,9 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Generate in float32, replay in bfloat16, print what moved."""
     options = parse(arguments)
     directory = options.model or demo()
-    reference = open_engine(directory, "float32")
+    room = max(map(len, PROMPTS)) + options.max_tokens
+    reference = open_engine(directory, "float32", room)
     outputs = generate(reference, PROMPTS, options.max_tokens)
-    candidate = open_engine(directory, "bfloat16")
+    candidate = open_engine(directory, "bfloat16", room)
     compare(outputs, replay(candidate, PROMPTS, outputs))
     # The same engine again: under fixed_batch a lone sequence has the bits it had among others.
     (alone,) = generate(reference, PROMPTS[:1], options.max_tokens)
@@ -44,8 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"prompt 0 alone has the logits it had among others: {'yes' if equal else 'no'}")
 
 
-def open_engine(directory: Path, dtype: str) -> BuiltEngine:
-    """Load a model and build an engine around it.
+def open_engine(directory: Path, dtype: str, max_model_len: int) -> BuiltEngine:
+    """Load a model and build an engine around it, for sequences of up to so many tokens.
 
     `EngineConfig` takes every key of the table [engine]; used directly, none is automatic but
     `num_kv_blocks`.
@@ -56,7 +57,7 @@ def open_engine(directory: Path, dtype: str) -> BuiltEngine:
         dtype=dtype,
         attention_backend="eager",
         max_num_seqs=4,
-        max_model_len=128,
+        max_model_len=max_model_len,
         fixed_batch=True,
     )
     loaded = load_model(

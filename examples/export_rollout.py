@@ -5,8 +5,8 @@ python examples/export_rollout.py AUDIT ROLLOUT.jsonl [RUN]
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -39,4 +39,9 @@ def main(audit: Path, output: Path, run: str = "record") -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])
+    parser = argparse.ArgumentParser(description="Write a run of an audit as a rollout file.")
+    parser.add_argument("audit", type=Path)
+    parser.add_argument("output", type=Path, help="JSON lines")
+    parser.add_argument("run", nargs="?", default="record")
+    options = parser.parse_args()
+    main(options.audit, options.output, options.run)

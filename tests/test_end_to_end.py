@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.commands import (
     SMALL,
@@ -405,3 +406,16 @@ def test_cuda_record_and_replay_in_two_processes_are_the_same_file(
     assert info["backends"]["trace_replay"] == "triton"
     assert "gpu_name" in info["environment"]
     assert "BITWISE" in run("diff", "report", audit).stdout
+
+
+def test_a_replay_whose_rows_are_not_finite_says_so_at_once(audit, model, tmp_path):
+    broken = Path(shutil.copytree(model, tmp_path / "broken"))
+    weights = load_file(broken / "model.safetensors")
+    weights["model.norm.weight"][0] = float("nan")
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    config = write_config(tmp_path / "e.toml", "e", attention_backend="eager")
+    done = run("replay", audit, "--config", config, "--model", broken)
+    info = run_info(audit, "e")
+    rows = info["counters"]["tokens"]
+    assert info["counters"]["nonfinite_rows"] == rows > 0
+    assert f"warning: {rows} of {rows} rows are not finite" in done.stderr

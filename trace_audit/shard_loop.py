@@ -9,7 +9,7 @@ from trace_audit.batch_order import batch_order
 from trace_audit.engine.build import BuiltEngine
 from trace_audit.engine.request import Request, RequestOutput
 from trace_audit.exact_positions import ExactCheck
-from trace_audit.jobs import Event, Progress
+from trace_audit.jobs import Event, Message, Progress
 from trace_audit.run_tables import num_impossible_tokens, num_nonfinite_rows, shard_table
 from trace_audit.storage.shards import ShardWriter
 
@@ -37,7 +37,7 @@ def run_shards(
         shards: groups of positions in `sequence_indices`.
         sequence_indices: of the sequences to run, their index in the trace.
         make_request: from an index in the trace to its request.
-        emit: told of progress.
+        emit: told of progress, and of rows that are not finite.
         batch_order_seed: shuffles the order in which a shard's sequences enter the engine; rows
             are written in trace order whatever it is.
         exact: keeps whole distributions, or what they were compared with; None: nothing does.
@@ -70,6 +70,10 @@ def run_shards(
         )
         meter.total += sum(len(o.token_ids) for o in outputs) - most_tokens(number)
         meter.emit_now()
+    broken = writer.counters().get("nonfinite_rows", 0)
+    if broken:
+        share = f"{broken} of {writer.finished_tokens} rows"
+        emit(Message(f"warning: {share} are not finite: their logits hold NaN or infinity"))
 
 
 def _run_shuffled(

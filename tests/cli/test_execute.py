@@ -68,7 +68,7 @@ def test_a_line_a_finished_run_and_nothing_else_on_standard_output(
 
 def test_a_resumed_run_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     Runs(resumed=None).execute()
-    assert "resumed: went on from 1 finished shards" in capsys.readouterr().err
+    assert "resumed: went on from 1 finished shard\n" in capsys.readouterr().err
 
 
 def test_a_failure_stops_the_rest() -> None:

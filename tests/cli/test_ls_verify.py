@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,28 @@ def test_verify_names_every_damaged_file(
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("FAIL\t")
     assert name in line
+
+
+def test_a_run_without_its_run_json_is_told_everywhere(
+    audit: AuditDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("bf16-sdpa", "fp16"):
+        add_run(audit, name)
+    (audit.path / "runs" / "fp16" / "run.json").unlink()
+    assert run(["ls", str(audit.path)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split(maxsplit=7)[-1] == "damaged: no run.json"
+    assert run(["verify", str(audit.path)]) == 1
+    assert "fp16 has no run.json" in capsys.readouterr().out
+    assert run(["diff", "report", str(audit.path), "--no-save"]) == 0
+    told = capsys.readouterr()
+    assert "run fp16 has no run.json and is left out" in told.err
+    assert "bf16-sdpa" in told.out
+
+
+def test_verify_misses_the_record(audit: AuditDir, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(audit.path / "runs" / "record")
+    assert run(["verify", str(audit.path)]) == 1
+    assert "has no run 'record'" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["ls", "verify"])

@@ -190,6 +190,12 @@ def test_names_are_readable_and_safe(overrides: dict[str, object], name: str) ->
     assert base_name("base", overrides) == name
 
 
+def test_a_name_that_is_too_long_says_where_keys_can_go() -> None:
+    with pytest.raises(ConfigError, match=r"has 111 characters, .* may have 100") as caught:
+        base_name("base", {"engine.dtype": "x" * 100})
+    assert "TOML file" in str(caught.value.hint)
+
+
 def test_dry_run_tells_runs_tokens_and_kv_bytes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

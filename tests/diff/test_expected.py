@@ -150,6 +150,17 @@ def test_room_matters_once_a_run_preempted(
     assert expectation(info(preemptions), info(0, **changed)) is None
 
 
+def test_room_matters_where_drafts_give_way_to_it() -> None:
+    def run(**changed: Any) -> dict[str, Any]:
+        made = info(0, **changed)
+        made["resolved_config"]["speculative"] = {"method": "ngram"}
+        return made
+
+    assert expectation(run(), run(num_kv_blocks=8)) is None
+    assert expectation(run(), {**run(timeout_seconds=5), "num_kv_blocks": 12}) is None
+    assert expectation(run(), run(preemption="recompute")) is not None
+
+
 def test_with_launches_of_a_fixed_shape_swapping_keeps_the_bits() -> None:
     fixed = info(0, fixed_batch=True)
     assert expectation(fixed, info(3, fixed_batch=True, num_kv_blocks=8)) is not None

@@ -76,6 +76,7 @@ def test_prompts_are_checked_the_same_way(prompt):
     "params",
     [
         {"temperature": -0.1},
+        {"temperature": 1e-50},
         {"temperature": float("nan")},
         {"temperature": float("inf")},
         {"max_tokens": 0},

@@ -184,6 +184,16 @@ def test_a_command_to_copy_is_never_wrapped() -> None:
     assert command in text
 
 
+def test_preemptions_are_shown_where_there_were_any() -> None:
+    one = pair()
+    calm = replace(one.baseline, preemptions=0)
+    quiet = replace(one, baseline=calm, candidate=replace(one.candidate, preemptions=0))
+    assert "preemptions" not in plain(report(quiet))
+    squeezed = replace(one, baseline=calm, candidate=replace(one.candidate, preemptions=21))
+    (line,) = [x for x in plain(report(squeezed)).splitlines() if "preemptions" in x]
+    assert [word for word in line.split() if word.isdecimal()] == ["0", "21"]
+
+
 def test_the_share_of_accepted_drafts_is_shown_of_runs_that_draft() -> None:
     assert "drafts kept" not in plain(report())
     one = pair()

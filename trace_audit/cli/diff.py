@@ -135,6 +135,9 @@ def report(
     reference = chosen_baseline(source, baseline, gates)
     others = (n for n in source.audit.run_names() if n not in (reference, referee))
     names = candidates or tuple(others)
+    if not candidates:
+        for name in source.audit.damaged_run_names():
+            say(f"warning: run {name} has no run.json and is left out: it is damaged")
     plan = plan_report(source, reference, tuple(dict.fromkeys(names)), gating, referee=referee)
     exhibits: list[Exhibit] = []
 

@@ -58,7 +58,8 @@ def _execute(job: Job, run: RunJob) -> None:
         say(f"{job_name(job)}: unfinished; the same command goes on from finished shards, if any")
         raise
     if result["resumed_shards"]:
-        say(f"{job_name(job)}: went on from {result['resumed_shards']} finished shards")
+        shards = "shard" if result["resumed_shards"] == 1 else "shards"
+        say(f"{job_name(job)}: went on from {result['resumed_shards']} finished {shards}")
     click.echo(result_line(result))
 
 

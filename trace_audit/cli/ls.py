@@ -64,6 +64,7 @@ def _as_text(audit: AuditDir) -> str:
     unfinished = unfinished_runs(audit)
     rows += [(name, *[""] * 6, "interrupted") for name in unfinished.interrupted]
     rows += [(name, *[""] * 6, "running") for name in unfinished.running]
+    rows += [(name, *[""] * 6, "damaged: no run.json") for name in audit.damaged_run_names()]
     return "".join(f"{printable(line)}\n" for line in lines) + format_table(_HEADER, rows)
 
 

@@ -16,9 +16,13 @@ if TYPE_CHECKING:
     from trace_audit.storage.prompts import PromptEntry
 
 
-def _finite(context: click.Context, parameter: click.Parameter, value: float) -> float:
+def _temperature(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    from trace_audit.config import MIN_TEMPERATURE
+
     if not math.isfinite(value):
         raise click.BadParameter(f"{value} is not a finite number")
+    if 0 < value < MIN_TEMPERATURE:
+        raise click.BadParameter(f"{value} is less than {MIN_TEMPERATURE}; 0 is greedy")
     return value
 
 
@@ -69,7 +73,7 @@ def _not_empty(
 @click.option(
     "--temperature",
     type=click.FloatRange(min=0),
-    callback=_finite,
+    callback=_temperature,
     default=0.0,
     show_default=True,
     metavar="T",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
-from trace_audit.config import RUN_NAME_RULE, is_run_name
+from trace_audit.config import MAX_NAME_LENGTH, RUN_NAME_RULE, is_run_name
 from trace_audit.errors import ConfigError
 
 RESERVED = ("record", "imported")  # made by `record`; no replay may stand in for them
@@ -25,7 +25,14 @@ def base_name(config_name: str, overrides: Mapping[str, object]) -> str:
         if key != "name":
             text = str(value).lower() if isinstance(value, bool) else str(value)
             parts.append(f"{key.rpartition('.')[2]}={re.sub(r'[^A-Za-z0-9._+-]', '_', text)}")
-    return checked_name("-".join(parts))
+    name = "-".join(parts)
+    if len(name) > MAX_NAME_LENGTH:
+        raise ConfigError(
+            f"the name that --set makes has {len(name)} characters, of which a run's name may have "
+            f"{MAX_NAME_LENGTH}: {name}",
+            hint="put the keys that all runs share into a TOML file",
+        )
+    return checked_name(name)
 
 
 def checked_name(name: str) -> str:

@@ -7,6 +7,8 @@ automatic value is decided for a machine and a trace; both are stored with a run
 from __future__ import annotations
 
 from trace_audit.config.model import (
+    MAX_NAME_LENGTH,
+    MIN_TEMPERATURE,
     RUN_NAME_RULE,
     EngineConfig,
     ParallelConfig,
@@ -22,6 +24,8 @@ from trace_audit.config.scoring import Distribution, distribution_of
 from trace_audit.config.validate import load_config
 
 __all__ = [
+    "MAX_NAME_LENGTH",
+    "MIN_TEMPERATURE",
     "RUN_NAME_RULE",
     "Distribution",
     "EngineConfig",

@@ -8,13 +8,15 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")
-_MAX_NAME_LENGTH = 100  # two of them and more make a file name of at most 255 bytes
+MAX_NAME_LENGTH = 100  # two of them and more make a file name of at most 255 bytes
 RUN_NAME_RULE = (
     f"letters, digits and the characters . _ = + -, starting with a letter or digit, "
-    f"at most {_MAX_NAME_LENGTH} characters"
+    f"at most {MAX_NAME_LENGTH} characters"
 )
 
 DType = Literal["float32", "bfloat16", "float16"]
+MIN_TEMPERATURE = 1e-6
+"""Of a distribution that is sharpened: logits over less could leave float32."""
 NonNegative = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
@@ -97,7 +99,7 @@ class ScoringConfig(_Section):
     """Which distribution the statistics are of. `docs/configuration.md` describes every key."""
 
     mode: Literal["raw", "processed"] = "raw"
-    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    temperature: Annotated[float, Field(ge=MIN_TEMPERATURE, allow_inf_nan=False)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
     top_k: NonNegative = 0
 
@@ -149,7 +151,7 @@ class RunConfig(_Section):
 
 def is_run_name(name: str) -> bool:
     """Whether a run can be called this: safe as a directory name and on a command line."""
-    return len(name) <= _MAX_NAME_LENGTH and _NAME.fullmatch(name) is not None
+    return len(name) <= MAX_NAME_LENGTH and _NAME.fullmatch(name) is not None
 
 
 def default_record_config() -> RunConfig:

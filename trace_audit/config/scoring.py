@@ -16,7 +16,7 @@ class Distribution:
     """The softmax of logits / temperature, of which top_k and then top_p leave a part.
 
     Attributes:
-        temperature: over 0.
+        temperature: at least `MIN_TEMPERATURE`.
         top_k: most likely ids kept; 0: all.
         top_p: mass of the smallest set of most likely ids kept; 1: all.
     """

@@ -52,11 +52,15 @@ class _Run:
         return self.identity.resolved.get(key, BEFORE_THE_KEY.get(key))
 
     @property
+    def drafts(self) -> bool:
+        """Whether its launches verified drafts, of which there are fewer where room is short."""
+        return self.value("speculative.method") != "none"
+
+    @property
     def fixed(self) -> bool:
         """Whether its launches had shapes that depend on no neighbour."""
         decodes = self.value("engine.path") == "decode"
-        drafts = self.value("speculative.method") != "none"
-        return self.value("engine.fixed_batch") is True and decodes and not drafts
+        return self.value("engine.fixed_batch") is True and decodes and not self.drafts
 
     @property
     def squeezed(self) -> bool:
@@ -68,6 +72,11 @@ class _Run:
         # come back with the bits they left with.
         swapped = self.value("engine.preemption") == "swap"
         return preemptions is None or not (self.fixed and swapped)
+
+    @property
+    def feels_room(self) -> bool:
+        """Whether another number of KV blocks can have changed a bit."""
+        return self.squeezed or self.drafts
 
 
 _Rule = Callable[[_Run, _Run], str | None]
@@ -127,7 +136,7 @@ def _same_schedule(a: _Run, b: _Run) -> bool:
         return False
     # The cache is fitted to the memory that was free, which the configuration does not say.
     blocks = [run.info.get("num_kv_blocks") for run in (a, b)]
-    return blocks[0] == blocks[1] or not (a.squeezed or b.squeezed)
+    return blocks[0] == blocks[1] or not (a.feels_room or b.feels_room)
 
 
 def _other_company(a: _Run, b: _Run) -> bool:
@@ -185,6 +194,10 @@ def _kv_storage(a: _Run, b: _Run) -> str | None:
 
 
 def _room(a: _Run, b: _Run) -> str | None:
+    return None if a.feels_room or b.feels_room else "preemption changed no bit"
+
+
+def _preemption(a: _Run, b: _Run) -> str | None:
     return None if a.squeezed or b.squeezed else "preemption changed no bit"
 
 
@@ -227,7 +240,7 @@ _RULES: Mapping[str, _Rule] = {
     "scoring.top_k": _scoring,
     "scoring.top_p": _scoring,
     "engine.num_kv_blocks": _room,
-    "engine.preemption": _room,
+    "engine.preemption": _preemption,
     **{key: _drafting(key) for key in DRAFTING_KEYS},
     "engine.batch_order_seed": _by_itself,
     "engine.shard_size": _by_itself,

@@ -17,6 +17,7 @@ def run_identity(name: str, info: Mapping[str, Any]) -> RunIdentity:
     timing = info.get("timing") or {}
     resolved = flat(info.get("resolved_config") or {})
     subset = info.get("subset")
+    counters = info.get("counters") or {}
     return RunIdentity(
         name=name,
         model=info.get("model"),
@@ -31,7 +32,8 @@ def run_identity(name: str, info: Mapping[str, Any]) -> RunIdentity:
         tokens_per_second=timing.get("tokens_per_second"),
         distribution=distribution(info, resolved),
         acceptance_rate=(info.get("acceptance") or {}).get("acceptance_rate"),
-        draft_tokens=(info.get("counters") or {}).get("draft_tokens"),
+        draft_tokens=counters.get("draft_tokens"),
+        preemptions=counters.get("preemptions"),
     )
 
 
@@ -180,5 +182,6 @@ def warnings(
             found.append(f"{run.name} states no configuration, so its dtype is not known here")
     for run in (baseline, candidate):
         if run.subset is not None:
-            found.append(f"{run.name} is a subset of {len(run.subset)} sequences")
+            size = len(run.subset)
+            found.append(f"{run.name} is a subset of {size} sequence{'' if size == 1 else 's'}")
     return tuple(found)

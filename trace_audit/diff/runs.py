@@ -19,6 +19,7 @@ class RunIdentity:
         distribution: What its logprobs are of; None where nobody said.
         acceptance_rate: Share of its draft tokens that stayed.
         draft_tokens: How many it drafted.
+        preemptions: How often a request lost its place.
     """
 
     name: str
@@ -35,6 +36,7 @@ class RunIdentity:
     distribution: Distribution | None = None
     acceptance_rate: float | None = None
     draft_tokens: int | None = None
+    preemptions: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

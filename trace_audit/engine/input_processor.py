@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from trace_audit.config import MIN_TEMPERATURE
 from trace_audit.engine.request import Request, StopChecker
 from trace_audit.engine.sampling_params import SamplingParams
 from trace_audit.errors import RequestError
@@ -129,9 +130,11 @@ class InputProcessor:
             ):
                 if unsupported:
                     raise RequestError(f"{name}={getattr(params, name)} is not supported")
-        if not 0.0 <= params.temperature < float("inf"):
+        hot = MIN_TEMPERATURE <= params.temperature < float("inf")
+        if params.temperature != 0 and not hot:
             raise RequestError(
-                f"temperature={params.temperature} is not a number of 0 or more",
+                f"temperature={params.temperature} is neither 0 nor a number of "
+                f"{MIN_TEMPERATURE} or more",
                 hint="0 is greedy",
             )
         if params.max_tokens < 1:

@@ -73,7 +73,8 @@ def num_blocks(
         raise ConfigError(
             f"the free memory holds {fitting} KV blocks and one sequence of "
             f"{config.max_model_len} tokens needs {per_sequence}",
-            hint="use shorter sequences or a smaller kv_cache_dtype, or free some memory",
+            hint="use shorter sequences, smaller blocks or a smaller kv_cache_dtype, or free some "
+            "memory",
         )
     return config.num_kv_blocks or min(config.num_slots * per_sequence, fitting)
 

@@ -70,7 +70,7 @@ def check_context(config: PreTrainedConfig, longest: int) -> None:
     if context is not None and longest > context:
         raise ConfigError(
             f"sequences of {longest} tokens exceed the model's context of {context}",
-            hint="shorten the prompts or lower --max-tokens",
+            hint="shorten the prompts, or lower --max-tokens or max_model_len",
         )
 
 

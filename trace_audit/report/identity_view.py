@@ -46,6 +46,8 @@ def identity_rows(pair: PairSummary) -> list[IdentityRow]:
     kept = [_drafts_kept(run) for run in (a, b)]
     if any(kept):
         rows.append(IdentityRow(label="drafts kept", baseline=kept[0], candidate=kept[1]))
+    if a.preemptions or b.preemptions:
+        rows.append(_row("preemptions", count(a.preemptions), count(b.preemptions)))
     for difference in [*_environment_differences(pair), *pair.config_differences]:
         sides = [plain(difference.baseline), plain(difference.candidate)]
         rows.append(_row(difference.key, *sides))

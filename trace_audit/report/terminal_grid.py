@@ -11,6 +11,8 @@ from trace_audit.report import gate_view
 from trace_audit.report.format import NOT_AVAILABLE, metric_value, number, plain
 
 _WIDE_GRID = 110
+_NARROW_GRID = 76
+_NAME_WIDTH = 13
 VERDICT_STYLES: dict[Outcome, str] = {
     "pass": "bold green",
     "fail": "bold red",
@@ -27,7 +29,7 @@ def candidate_grid(summary: ReportSummary, width: int) -> Table:
         width: Columns; few of them cost columns of numbers, where there are verdicts.
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("candidate", overflow="fold")
+    table.add_column("candidate", overflow="fold", min_width=_NAME_WIDTH)
     if summary.gating is not None:
         table.add_column("verdict", no_wrap=True)
     columns = _grid_columns(summary, width)
@@ -41,9 +43,9 @@ def candidate_grid(summary: ReportSummary, width: int) -> Table:
 
 
 def _grid_columns(summary: ReportSummary, width: int) -> list[str]:
-    """Titles; a verdict takes the room of what says least."""
+    """Titles; a verdict, or a narrow terminal, takes the room of what says least."""
     titles = ["mean |delta|", "max", "KL", "flips", "hard", "unequal rows", "seconds"]
-    if summary.gating is None or width >= _WIDE_GRID:
+    if width >= (_NARROW_GRID if summary.gating is None else _WIDE_GRID):
         return titles
     return [title for title in titles if title not in ("max", "unequal rows", "hard")]
 

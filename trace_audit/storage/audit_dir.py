@@ -122,6 +122,14 @@ class AuditDir:
         ]
         return sorted(names, key=lambda name: (name != RECORD_RUN, name))
 
+    def damaged_run_names(self) -> list[str]:
+        """Names of directories that stand among the runs and are none, sorted."""
+        return [
+            path.name
+            for path in sorted((self.path / RUNS_NAME).glob("[!.]*"))
+            if not (path / RUN_NAME).is_file()
+        ]
+
     def run_info(self, name: str) -> dict[str, Any]:
         """Reads run.json of a run.
 
@@ -200,10 +208,11 @@ class AuditDir:
         from trace_audit.storage.exact_files import open_full_logprobs, read_exact_kl
 
         problems = [
-            f"{path} has no {RUN_NAME}."
-            for path in sorted((self.path / RUNS_NAME).glob("[!.]*"))
-            if not (path / RUN_NAME).is_file()
+            f"{self.path / RUNS_NAME / name} has no {RUN_NAME}."
+            for name in self.damaged_run_names()
         ]
+        if not (self.path / RUNS_NAME / RECORD_RUN).is_dir():
+            problems.append(f"{self.path} has no run {RECORD_RUN!r}.")
         checks: list[Callable[[], object]] = [self._pass_trace, self.vocabulary]
         for name in self.run_names():
             checks.append(partial(self._pass_tokens, name))
