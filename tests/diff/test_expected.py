@@ -268,3 +268,16 @@ def test_keys_of_drafting_change_no_bit_where_they_have_no_effect(
     a["resolved_config"] = a["resolved_config"] | {"speculative": {"method": method, key: 4}}
     b["resolved_config"] = b["resolved_config"] | {"speculative": {"method": method, key: 7}}
     assert keys(expectation(a, b)) == ([f"speculative.{key}"] if equal else None)
+
+
+def test_how_drafts_are_rejected_is_nothing_to_a_replay() -> None:
+    def run(rejection: str, **more: Any) -> dict[str, Any]:
+        made = info(0) | more
+        drafting = {"method": "ngram", "rejection": rejection}
+        made["resolved_config"] = made["resolved_config"] | {"speculative": drafting}
+        return made
+
+    replay = {"repeat_of": None}
+    found = expectation(run("greedy", **replay), run("probabilistic", **replay))
+    assert keys(found) == ["speculative.rejection"]
+    assert expectation(run("greedy"), run("probabilistic")) is None

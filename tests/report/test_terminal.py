@@ -202,3 +202,10 @@ def test_the_share_of_accepted_drafts_is_shown_of_runs_that_draft() -> None:
     )
     (line,) = [x for x in plain(report(drafted)).splitlines() if "drafts kept" in x]
     assert line.split() == ["drafts", "kept", "62.5", "%", "of", "1,200"]
+
+
+def test_an_empty_setting_can_be_seen() -> None:
+    found = (Difference(key="speculative.draft_model", baseline="", candidate="small"),)
+    assert 'speculative.draft_model: "" → small' in plain(
+        report(pair("a", config_differences=found), pair("b"))
+    )

@@ -155,4 +155,6 @@ def _size(run: RunIdentity, key: str) -> object:
 
 def drafting_key_counts(run: RunIdentity, key: str) -> bool:
     """Whether a key of `DRAFTING_KEYS` had an effect on the run."""
+    if key == "speculative.rejection" and run.is_replay:
+        return False
     return run.resolved.get("speculative.method", "none") in DRAFTING_KEYS[key]

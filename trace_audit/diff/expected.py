@@ -213,7 +213,7 @@ def _scoring(a: _Run, b: _Run) -> str | None:
 def _drafting(key: str) -> _Rule:
     def rule(a: _Run, b: _Run) -> str | None:
         counted = any(drafting_key_counts(run.identity, key) for run in (a, b))
-        return None if counted else "how drafts are made is nothing where none are made so"
+        return None if counted else "these keys of drafting had no effect"
 
     return rule
 

@@ -34,6 +34,8 @@ def run_identity(name: str, info: Mapping[str, Any]) -> RunIdentity:
         acceptance_rate=(info.get("acceptance") or {}).get("acceptance_rate"),
         draft_tokens=counters.get("draft_tokens"),
         preemptions=counters.get("preemptions"),
+        # Every replay says what it repeats, and be it nothing.
+        is_replay="repeat_of" in info,
     )
 
 

@@ -20,6 +20,7 @@ class RunIdentity:
         acceptance_rate: Share of its draft tokens that stayed.
         draft_tokens: How many it drafted.
         preemptions: How often a request lost its place.
+        is_replay: Whether its tokens were given; false where nobody said.
     """
 
     name: str
@@ -37,6 +38,7 @@ class RunIdentity:
     acceptance_rate: float | None = None
     draft_tokens: int | None = None
     preemptions: int | None = None
+    is_replay: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,6 +83,11 @@ def plain(value: object) -> str:
     return display_bytes(str(value).encode("utf-8", "surrogatepass"))
 
 
+def setting(value: object) -> str:
+    """A configuration value; an empty one can be seen."""
+    return '""' if value == "" else plain(value)
+
+
 def fingerprint(value: str | None) -> str:
     """The first digits of a hash, enough to tell two apart by eye."""
     return "-" if value is None else plain(value.removeprefix("sha256:")[:12])

@@ -22,6 +22,7 @@ from trace_audit.report.format import (
     metric_value,
     number,
     plain,
+    setting,
 )
 from trace_audit.report.html_tokens import SequenceView, TokenRow, sequence_view, token_row
 from trace_audit.report.identity_view import IdentityRow, identity_rows
@@ -115,7 +116,7 @@ def grid_row(index: int, pair: PairSummary) -> GridRow:
         NOT_AVAILABLE if seconds is None else number(seconds),
     ]
     changed = (
-        f"{plain(d.key)}: {plain(d.baseline)} \u2192 {plain(d.candidate)}"
+        f"{plain(d.key)}: {setting(d.baseline)} \u2192 {setting(d.candidate)}"
         for d in pair.config_differences
     )
     return GridRow(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from trace_audit.config.scoring import RAW
 from trace_audit.diff.scoring import words
 from trace_audit.diff.summary import Difference, PairSummary, RunIdentity
-from trace_audit.report.format import count, fingerprint, number, plain
+from trace_audit.report.format import count, fingerprint, number, plain, setting
 
 # Parts that ran, and the configuration key that asked for each.
 _ALWAYS_SHOWN = {"attention": "engine.attention_backend", "device": "engine.device"}
@@ -49,7 +49,7 @@ def identity_rows(pair: PairSummary) -> list[IdentityRow]:
     if a.preemptions or b.preemptions:
         rows.append(_row("preemptions", count(a.preemptions), count(b.preemptions)))
     for difference in [*_environment_differences(pair), *pair.config_differences]:
-        sides = [plain(difference.baseline), plain(difference.candidate)]
+        sides = [setting(difference.baseline), setting(difference.candidate)]
         rows.append(_row(difference.key, *sides))
     return rows
 

@@ -19,6 +19,7 @@ from trace_audit.report import gate_view, structure_view, view
 from trace_audit.report.format import (
     number,
     plain,
+    setting,
     sparkline,
 )
 from trace_audit.report.identity_view import identity_rows
@@ -154,7 +155,7 @@ def _short_pair(pair: PairSummary, width: int) -> Iterable[RenderableType]:
     if referee is not None:
         yield _indented(Text(referee))
     for difference in pair.config_differences:
-        values = f"{plain(difference.baseline)} → {plain(difference.candidate)}"
+        values = f"{setting(difference.baseline)} → {setting(difference.candidate)}"
         yield _indented(Text(f"{difference.key}: {values}"))
     if pair.bitwise:
         return
