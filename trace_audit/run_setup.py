@@ -37,12 +37,17 @@ class ModelSource:
     revision: str | None
 
 
+_WHAT_A_MODEL_IS = "give a Hugging Face model directory, a hub id (owner/name), or demo"
+
+
 def find_model(model: str) -> ModelSource:
     """A local directory, `demo`, or a hub id.
 
     Raises:
         ModelError: it is none of these, or the hub cannot be reached.
     """
+    if not model:
+        raise ModelError("the model is empty", hint=_WHAT_A_MODEL_IS)
     if model == DEMO_NAME and not Path(model).exists():
         return ModelSource(directory=demo_model(cache_dir()), revision=None)
     path = Path(model)
@@ -52,7 +57,7 @@ def find_model(model: str) -> ModelSource:
             what = "is not a directory" if path.exists() else "does not exist"
             raise ModelError(
                 f"the model directory {path} {what}",
-                hint="give a Hugging Face model directory, a hub id (owner/name), or demo",
+                hint=_WHAT_A_MODEL_IS,
             )
         return ModelSource(directory=path.resolve(), revision=None)
     return _from_hub(model)

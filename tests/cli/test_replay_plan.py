@@ -325,6 +325,7 @@ def test_dry_run_tells_the_ranks_of_a_run(
     [
         (["--only", "alpa"], "'alpa' is no sequence", "'alpha'"),
         (["--model", "x", "--model-path", "y"], "exclude each other", "moved"),
+        (["--model", ""], "--model is empty", "leave the option out"),
         (["--repeat", "0"], "--repeat", "--help"),
         (["--set", "dtpye=x"], "unknown key dtpye", "did you mean dtype?"),
         (["--name", "record"], "cannot be called record", "--name"),

@@ -59,7 +59,10 @@ if TYPE_CHECKING:
 @click.option("--only", multiple=True, metavar="ID", help="Replay this sequence; repeatable.")
 @click.option("--keep-going", is_flag=True, help="Go on with the next run after a failed one.")
 @click.option(
-    "--dry-run", is_flag=True, help="Print the runs, their tokens and a rank's KV bytes; stop."
+    "--dry-run",
+    is_flag=True,
+    help="Print the runs, their tokens and a rank's KV bytes; stop. Keys that contradict each "
+    "other are refused; what the machine or the model refuses is found when a run starts.",
 )
 @click.option("--force", is_flag=True, help="Replace runs of the same name.")
 @click.pass_context
@@ -114,6 +117,8 @@ def replay(
 
 
 def _check_models(model: str | None, model_path: Path | None) -> None:
+    if model == "":
+        raise UsageError("--model is empty", hint="name a model, or leave the option out")
     if model is not None and model_path is not None:
         raise UsageError(
             "--model and --model-path exclude each other",

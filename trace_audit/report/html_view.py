@@ -112,7 +112,7 @@ def grid_row(index: int, pair: PairSummary) -> GridRow:
         *values,
         NOT_AVAILABLE if flips.reason is not None else count(flips.flips),
         count(flips.hard),
-        count(pair.unequal_rows),
+        "0" if pair.bitwise else metric_value(pair.metric("rows.unequal")),
         NOT_AVAILABLE if seconds is None else number(seconds),
     ]
     changed = (
