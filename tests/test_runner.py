@@ -160,10 +160,13 @@ def test_an_interrupt_ends_the_run_and_what_it_started(
 
 
 _PARENT = """
+import signal
 import sys
 from tests import runner_targets, test_runner
 from trace_audit.runner import run_job
 if __name__ == "__main__":
+    # Under nohup it would be born deaf to this one.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     say = lambda event: print(event.text, flush=True)
     run_job(test_runner.make_job(), say, target=runner_targets.hang_deaf)
 """

@@ -107,6 +107,9 @@ class FakeAudit:
             sampling=self.sampling,
         )
 
+    def damaged_run_names(self) -> list[str]:
+        return []
+
     def open_trace(self) -> SequenceList:
         return SequenceList(self.sequences)
 

@@ -104,7 +104,7 @@ WRONG: list[tuple[object, str]] = [
     ({**GIVEN, "scoring": None}, "scoring must be an object, not null"),
     ({**GIVEN, "scoring": {"mode": "cooked"}}, "scoring.mode = 'cooked' is not one of raw"),
     ({**GIVEN, "scoring": {"temprature": 1}}, "unknown key scoring.temprature"),
-    ({**GIVEN, "scoring": {"mode": "processed", "temperature": 0}}, "must be more than 0"),
+    ({**GIVEN, "scoring": {"mode": "processed", "temperature": 0}}, "must be at least 1e-06"),
     ({**GIVEN, "scoring": {"temperature": 0.7}}, "scoring.temperature = 0.7 has no effect"),
     ({**PROMPT, "score_mask": [True]}, "score_mask needs output_token_ids"),
     ({**PROMPT, "output_token_ids": [1, 2], "score_mask": [True]}, "score_mask has 1 entries"),
