@@ -1,4 +1,4 @@
-"""Text of a model, made harmless: what is written is what is seen."""
+"""Text as people read it: a model's, made harmless, and numbers of things."""
 
 from __future__ import annotations
 
@@ -76,3 +76,8 @@ def _visible(character: str, is_first: bool) -> str:
     if code < 0x80:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+
+
+def plural(value: int, noun: str) -> str:
+    """ "1 token", "2 tokens"."""
+    return f"{value:,} {noun}" + ("" if value == 1 else "s")

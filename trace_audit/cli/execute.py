@@ -12,6 +12,7 @@ from trace_audit.cli.progress import progress_of
 from trace_audit.cli.ranks import RunJob
 from trace_audit.errors import TraceAuditError
 from trace_audit.jobs import Job, RecordJob
+from trace_audit.text import plural
 
 
 def execute_all(jobs: Sequence[Job], *, keep_going: bool, debug: bool, run: RunJob) -> int:
@@ -58,8 +59,8 @@ def _execute(job: Job, run: RunJob) -> None:
         say(f"{job_name(job)}: unfinished; the same command goes on from finished shards, if any")
         raise
     if result["resumed_shards"]:
-        shards = "shard" if result["resumed_shards"] == 1 else "shards"
-        say(f"{job_name(job)}: went on from {result['resumed_shards']} finished {shards}")
+        shards = plural(result["resumed_shards"], "finished shard")
+        say(f"{job_name(job)}: went on from {shards}")
     click.echo(result_line(result))
 
 

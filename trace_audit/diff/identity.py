@@ -10,6 +10,7 @@ from trace_audit.diff.scoring import check_same, distribution, why_not_gated, wo
 from trace_audit.diff.summary import Difference, RunIdentity
 from trace_audit.diff.top_tokens import MANTISSA_BITS
 from trace_audit.errors import InvalidComparisonError
+from trace_audit.text import plural
 
 
 def run_identity(name: str, info: Mapping[str, Any]) -> RunIdentity:
@@ -184,6 +185,5 @@ def warnings(
             found.append(f"{run.name} states no configuration, so its dtype is not known here")
     for run in (baseline, candidate):
         if run.subset is not None:
-            size = len(run.subset)
-            found.append(f"{run.name} is a subset of {size} sequence{'' if size == 1 else 's'}")
+            found.append(f"{run.name} is a subset of {plural(len(run.subset), 'sequence')}")
     return tuple(found)

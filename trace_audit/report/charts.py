@@ -25,9 +25,10 @@ from trace_audit.report.chart import (
     spread,
     to_y,
 )
-from trace_audit.report.format import NOT_AVAILABLE, count, interval, number, place, plural
+from trace_audit.report.format import NOT_AVAILABLE, count, interval, number, place
 from trace_audit.report.scale import NON_FINITE, ZERO, css_class
 from trace_audit.report.view import bucket_range
+from trace_audit.text import plural
 
 # What is there must be seen, however small its share.
 _MIN_BAR = 2.0

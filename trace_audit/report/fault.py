@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from trace_audit.diff.summary import PairSummary
-from trace_audit.report.format import plain, plural
+from trace_audit.report.format import plain
+from trace_audit.text import plural
 
 
 def equality_words(pair: PairSummary) -> str:

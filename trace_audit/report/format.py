@@ -69,11 +69,6 @@ def count(value: float | None) -> str:
     return NOT_AVAILABLE if value is None else f"{round(value):,}"
 
 
-def plural(value: int, noun: str) -> str:
-    """ "1 token", "2 tokens"."""
-    return f"{value:,} {noun}" + ("" if value == 1 else "s")
-
-
 def plain(value: object) -> str:
     """Any text or configuration value on one line, with control characters visible."""
     if value is None:

@@ -7,15 +7,8 @@ import math
 from trace_audit.diff.catalog import CATALOG
 from trace_audit.diff.summary import PairSummary
 from trace_audit.diff.verdict import FloorSummary, GateResult, Gating, Outcome
-from trace_audit.report.format import (
-    NOT_AVAILABLE,
-    interval,
-    number,
-    number_up,
-    plain,
-    plural,
-    signed,
-)
+from trace_audit.report.format import NOT_AVAILABLE, interval, number, number_up, plain, signed
+from trace_audit.text import plural
 
 GATE_HEADERS = ("gate", "value, 95 % interval", "fails over", "passes from", "result")
 WORDS: dict[Outcome, str] = {

@@ -9,8 +9,9 @@ from trace_audit.diff.exhibit import Exhibit
 from trace_audit.diff.sequences import SequenceText, TextToken
 from trace_audit.diff.summary import TokenDiff
 from trace_audit.report import scale, view
-from trace_audit.report.format import NOT_AVAILABLE, number, plain, plural, signed
+from trace_audit.report.format import NOT_AVAILABLE, number, plain, signed
 from trace_audit.report.token_data import TokenData, shown_text
+from trace_audit.text import plural
 
 _CHANGE_CSS = {"hard flip": "hard", "flip": "flip", "tie change": "tie"}
 _CHANGE_SHOWN = ("hard flip", "flip", "tie change")

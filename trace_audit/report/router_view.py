@@ -16,7 +16,8 @@ from trace_audit.report.chart import (
     spread,
     to_y,
 )
-from trace_audit.report.format import NOT_AVAILABLE, interval, number, plural, sparks
+from trace_audit.report.format import NOT_AVAILABLE, interval, number, sparks
+from trace_audit.text import plural
 
 # Few layers make slim bars, not slabs.
 _MIN_SLOTS = 12

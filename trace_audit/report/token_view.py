@@ -10,9 +10,10 @@ from rich.text import Text
 
 from trace_audit.diff.summary import PairSummary, TokenDiff
 from trace_audit.report import view
-from trace_audit.report.format import NOT_AVAILABLE, number, place, plain, plural, signed
+from trace_audit.report.format import NOT_AVAILABLE, number, place, plain, signed
 from trace_audit.report.terminal import heading, render_blocks
 from trace_audit.report.token_tables import both_sides, in_context
+from trace_audit.text import plural
 
 
 def render_tokens(

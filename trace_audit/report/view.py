@@ -26,9 +26,9 @@ from trace_audit.report.format import (
     number,
     place,
     plain,
-    plural,
 )
 from trace_audit.report.gate_view import floor_lines, floor_warnings, referee_line
+from trace_audit.text import plural
 
 SECTION_TITLES: dict[MetricSection, str] = {
     "logprob": "Forced token, nats",
